@@ -1,7 +1,7 @@
 """Runs the checkout's Pulumi program under the real engine, with the emulator's providers for the published ones.
 
-The program does not know: the engine finds the providers where it looks for plugins, and reads a copy of the stack's
-config file in which only ports that must be free on this machine differ. The tracked file is never written.
+The program does not notice: the engine finds the providers where it looks for plugins, and reads a copy of the stack's
+config file that differs only in ports that must be free on this machine. The tracked file is never written.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _PLUGINS = {
     "resource-pulumi-python-v3.259.0": "pulumi.dynamic",
     "language-python-v3.259.0": "emulator.engine.language_host",
 }
-"""Plugins that the engine looks for, and the modules that are them here: one at the version of pulumi-gcp in the lock
-file, two that come with the engine, at its own."""
+"""Plugins that the engine looks for, and the modules that stand for them here: one at the version of pulumi-gcp in the
+lock file, two that come with the engine, at the engine's version."""
 
 _KUBERNETES = f"resource-kubernetes-v{version('pulumi-kubernetes')}"
-"""The published one, which the emulator builds, under the version of the SDK, which the engine asks for."""
+"""The published Kubernetes provider, built by the emulator, under the SDK's version, which the engine asks for."""
 
 _ENCRYPTION = ("encryptionsalt", "encryptedkey", "secretsprovider")
 """Top-level keys of a stack file that say how its secrets are encrypted (Pulumi documentation, "Stack settings file
@@ -59,11 +59,11 @@ _NOT_KEPT = (
 )
 
 _HINTS = {"Error 409": _TAKEN, "' does not exist": _NOT_KEPT}
-"""What to do, by words of Pulumi's or Google's."""
+"""What to do about an error, by Pulumi's or Google's words in it."""
 
 
 class _Timestamp(str):
-    """A time as it is written, without quotes: Pulumi must read it in its own way from the copy, too."""
+    """A time as written, without quotes, so that Pulumi reads it from the copy in the same way."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -75,7 +75,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes that copy."""
+    """Writes the copy."""
 
 
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
@@ -93,11 +93,11 @@ class Result:
     """The outcome of one run of the engine."""
 
     changes: Mapping[str, int]
-    """Resources by what happened to them: `create`, `same`, `update`, `delete`, `replace`, ..."""
+    """Numbers of resources by what happened to them: `create`, `same`, `update`, `delete`, `replace`, ..."""
     outputs: Mapping[str, Any]
     """The stack's exports, secrets in the clear; empty after a preview or destroy."""
     seconds: float
-    """Wall time, the engine's own start included."""
+    """Wall time, including the engine's own start."""
 
 
 class Engine:
@@ -127,7 +127,7 @@ class Engine:
             environment: further variables for the engine and its providers: where the emulated Google answers.
             published: folders of plugins that are used in place of the emulator's own, by name.
             types: Google's resource types whose part of the SDK is imported while the engine starts.
-            trouble: asked every second what keeps the run from ever ending; an answer cancels it.
+            trouble: asked every second what would keep the run from ever ending; an answer cancels the run.
         """
         self._state, self._report = state, report
         self._checkout, self._stack = checkout, stack
@@ -143,7 +143,7 @@ class Engine:
         return self._run("preview")
 
     def refresh(self) -> Result:
-        """Read every resource's real state into the stack's."""
+        """Read every resource's real state into the stack's state."""
         return self._run("refresh")
 
     def destroy(self) -> Result:
@@ -157,8 +157,8 @@ class Engine:
             given: a command that runs the program or changes resources, with its options.
 
         Returns:
-            Its exit status. It hears an interrupt once, as a second one makes it leave its state as it is: Ctrl-C from
-            the terminal that it reads, any other from this process. What it had started ends with it, also where a
+            Its exit status. It gets an interrupt only once, as a second one makes it leave its state as it is: Ctrl-C
+            from the terminal that it reads, any other from this process. What it started ends with it, even if a
             signal ended it, as in `pulumi preview | head`.
         """
         self._prepare()
@@ -174,7 +174,7 @@ class Engine:
             while child.poll() is None:
                 started |= {pid: processes.start_time(pid) for pid in processes.descendants(child.pid)}
                 heard = signal.sigtimedwait(signals, _HEAR_SECONDS)
-                if heard and (heard.si_pid or not at_terminal):  # a terminal's comes from the kernel, to both
+                if heard and (heard.si_pid or not at_terminal):  # the kernel sends a terminal's interrupt to both
                     child.send_signal(signal.SIGINT)
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
@@ -184,7 +184,7 @@ class Engine:
         return 128 - child.returncode  # as shells report it
 
     def outputs(self) -> dict[str, Any]:
-        """The stack's exports, secrets in the clear; empty where there is no stack."""
+        """The stack's exports, secrets in the clear; empty if there is no stack."""
         words = ["stack", "output", "--json", "--show-secrets", "--stack", self._stack]
         program, folder = self._state.path("bin", "pulumi"), self._folder("project")
         done = subprocess.run([program, *words], cwd=folder, env=self._variables(), capture_output=True, check=False)
@@ -200,7 +200,7 @@ class Engine:
             "PULUMI_SKIP_UPDATE_CHECK": "true",
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_IGNORE_AMBIENT_PLUGINS": "true",
-            # Helm's, which the Kubernetes provider has in it: what it remembers of repositories is not the user's.
+            # For Helm inside the Kubernetes provider: its record of repositories is not the user's.
             **{f"HELM_{kind}_HOME": str(self._folder(f"helm-{kind.lower()}")) for kind in ("CACHE", "CONFIG", "DATA")},
             "PATH": first_on_path(os.environ.get("PATH", ""), self._state.path("bin"), Path(sys.executable).parent),
             **past_proxies(),
@@ -268,7 +268,7 @@ class Engine:
 
     @contextlib.contextmanager
     def _watched(self, child: subprocess.Popen[str]) -> Iterator[list[str]]:
-        """Cancel the run as soon as there is trouble; what it was is in the list then."""
+        """Cancel the run as soon as there is trouble; the yielded list then holds the trouble."""
         found: list[str] = []
         over = threading.Event()
 
@@ -291,17 +291,17 @@ class Engine:
             watcher.join()
 
     def _prepare(self) -> None:
-        # The emulator's own lock says that no other engine runs here: a lock that is left is of one that was killed.
+        # The emulator's own lock ensures that no other engine runs here: any lock left is from a killed one.
         shutil.rmtree(self._folder("state") / ".pulumi" / "locks", ignore_errors=True)
         published = {_KUBERNETES: self._state.path("bin"), **self._published}
         for plugin in {**_PLUGINS, **published}:
             program = self._folder("home") / "plugins" / plugin / f"pulumi-{plugin.rpartition('-')[0]}"
-            if plugin in published:  # the engine passes over a folder that is a link
+            if plugin in published:  # the engine ignores a folder that is a link
                 program.parent.mkdir(parents=True, exist_ok=True)
                 program.unlink(missing_ok=True)
                 program.symlink_to(published[plugin] / program.name)
                 continue
-            # The checkout first: dynamic resources are of the program's own classes.
+            # The checkout first: dynamic resources use the program's own classes.
             _write_script(program, _PLUGINS[plugin], self._checkout, CHECKOUT)
         self._write_stack_file()
 
@@ -324,7 +324,7 @@ class Engine:
         return str(yaml.safe_load((self._checkout / "Pulumi.yaml").read_text())["name"])
 
     def _backend(self) -> str:
-        # Without the sidecar of each file, which a kill can leave empty: see oasis_stack/command_line/stale_lock.py.
+        # Without each file's sidecar, which a kill can leave empty: see oasis_stack/command_line/stale_lock.py.
         return f"file://{self._folder('state')}?metadata=skip"
 
     def _passphrase_file(self) -> Path:
@@ -345,10 +345,10 @@ class Engine:
 
 
 def refuse_encryption(stack_file: Path) -> None:
-    """Raises EmulatorError for a stack file into which a plain `pulumi` wrote its encryption, or that does not read."""
+    """Raise EmulatorError for a stack file in which a plain `pulumi` wrote its encryption, or that is unreadable."""
     try:
         content = yaml.safe_load(stack_file.read_text()) or {}
-    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
+    except (yaml.YAMLError, ValueError) as error:  # an invalid date is a ValueError
         raise EmulatorError(f"{stack_file.name} is no valid YAML: {error}") from None
     if found := [key for key in _ENCRYPTION if key in content]:
         name, lines = stack_file.name, "the line" if len(found) == 1 else "the lines"
@@ -361,7 +361,7 @@ def refuse_encryption(stack_file: Path) -> None:
 
 
 def _cancel(child: subprocess.Popen[str]) -> None:
-    """Cancel as Ctrl-C would: let the engine finish what it does and write its state, then end whatever is left."""
+    """Cancel like Ctrl-C: let the engine finish its current work and write its state, then end whatever is left."""
     for pid in processes.in_session(child.pid):
         if processes.command_name(pid) == "pulumi":
             with contextlib.suppress(ProcessLookupError):
@@ -373,12 +373,12 @@ def _cancel(child: subprocess.Popen[str]) -> None:
 
 
 def first_on_path(path: str, *folders: Path) -> str:
-    """A PATH with folders before what else is on it, each once."""
+    """A PATH with these folders first, each entry once."""
     return os.pathsep.join(dict.fromkeys([*map(str, folders), *path.split(os.pathsep)]))
 
 
 def merged(config: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """`config` with what `overlay` says in its place; objects are merged key by key."""
+    """`config` overridden by `overlay`; objects are merged key by key."""
     result = dict(config)
     for key, value in overlay.items():
         below = result.get(key)

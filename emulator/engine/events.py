@@ -1,4 +1,4 @@
-"""What the engine says while it works: one compact line per finished resource, errors under the resources' names."""
+"""The engine's progress: one compact line per finished resource, errors under the resources' names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _VERBS = {
     "discard-replaced": ("forgot the old", "would forget the old"),
     "kept": ("kept", "would keep"),
 }
-"""What an `up` or a destroy says of an operation, and what a preview says."""
+"""Words for an operation in an `up` or a destroy, and in a preview."""
 
 _QUIET = {"same", "read", "refresh"}
 _EPILOGUE = re.compile(r"(preview|update|destroy|refresh) failed")
@@ -38,7 +38,7 @@ _MARKUP = re.compile(r"<\{%.*?%\}>|\x1b\[[0-9;]*m")
 
 
 class Progress:
-    """Listens to one run of the engine; of a preview, it tells what would be done and which properties differ."""
+    """Listens to one run of the engine; for a preview, reports what would be done and which properties differ."""
 
     def __init__(self, report: Callable[[str], None], *, preview: bool = False) -> None:
         self._tell, self._preview = report, preview
@@ -47,10 +47,10 @@ class Progress:
         self._kept = 0
         self._errors: dict[str, list[str]] = {}
         self.changes: dict[str, int] = {}
-        """Resources by what happened to them, once the run has ended."""
+        """Numbers of resources by what happened to them, once the run has ended."""
 
     def heard(self, event: Any) -> None:
-        """Take one `pulumi.automation.EngineEvent`."""
+        """Handle one `pulumi.automation.EngineEvent`."""
         if event.res_outputs_event is not None:
             self._finished(event.res_outputs_event.metadata)
         if event.res_op_failed_event is not None:
@@ -65,7 +65,7 @@ class Progress:
                 self.changes |= {"delete": self.changes.get("delete", 0) - self._kept, "kept": self._kept}
 
     def keep_telling(self) -> None:
-        """Say that the engine still runs, each time that nothing was said for long; does not return."""
+        """Report that the engine still runs, whenever nothing was reported for long; does not return."""
         while True:
             time.sleep(max(0.1, self._told_at + _SILENCE_SECONDS - time.monotonic()))
             if time.monotonic() - self._told_at >= _SILENCE_SECONDS:
@@ -83,7 +83,7 @@ class Progress:
 
     def _finished(self, metadata: Any) -> None:
         self._passed.add(metadata.urn)
-        # A component is nothing but what it holds, one of which often has its name.
+        # A component is only its children, one of which often has its name.
         if _op(metadata) in _QUIET or not metadata.provider:
             return
         kept = _op(metadata) == "delete" and metadata.old is not None and metadata.old.retain_on_delete
@@ -112,7 +112,7 @@ class Progress:
 def _differences(metadata: Any) -> Iterator[str]:
     """A line for each property that differs: `~ labels.environment: "local" -> "test"`."""
     old, new = (state.inputs or {} if state is not None else {} for state in (metadata.old, metadata.new))
-    # A provider's own settings come without a word of what differs.
+    # For a provider's own settings, the engine does not say what differs.
     named = metadata.diffs or [key for key in {**old, **new} if old.get(key) != new.get(key)]
     detailed = metadata.detailed_diff or dict.fromkeys(named)
     for path, diff in sorted(detailed.items()):
@@ -146,7 +146,7 @@ def _op(metadata: Any) -> str:
 
 
 def _name(urn: str) -> str:
-    """`RdmaNetwork rdma` of a URN: its last type's last word and its name."""
+    """A URN's short name: the last word of its last type, and its name (`RdmaNetwork rdma`)."""
     parts = urn.split("::")
     kind = parts[2].rpartition("$")[2].rpartition(":")[2]
     return f"{kind} {parts[3]}"

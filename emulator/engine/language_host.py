@@ -29,7 +29,7 @@ from emulator.protocol.plugin import serve
 
 
 class LanguageHost(LanguageServer):
-    """One engine's host; a preview and the update after it are two runs."""
+    """One engine's host; a preview and the following update are two runs."""
 
     def __init__(self, engine: str) -> None:
         """Prepare to run programs for the engine at this address."""
@@ -44,7 +44,7 @@ class LanguageHost(LanguageServer):
         return super().Run(request, context)
 
     def RunPlugin(self, request: Any, context: Any) -> Iterator[language_pb2.RunPluginResponse]:
-        """Run a program of a folder, as a policy pack, until it ends or the engine has no more use for it."""
+        """Run a folder's program, such as a policy pack, until it ends or the engine no longer needs it."""
         folder = Path(request.info.root_directory)
         python = folder / _virtualenv(request.info) / "bin" / "python"
         if not python.exists():
@@ -52,7 +52,7 @@ class LanguageHost(LanguageServer):
             remedy = "`make policies` installs those of the pack in `policies`"
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"{why}; {remedy}")
         environment = dict(pair.split("=", 1) for pair in request.env)
-        environment.pop("PYTHONPATH", None)  # the emulator's, for this process: not of that environment
+        environment.pop("PYTHONPATH", None)  # the emulator's, for this process only
         with subprocess.Popen(
             [python, "-u", request.info.program_directory, *request.args],
             cwd=request.pwd,
@@ -78,7 +78,7 @@ def _virtualenv(info: Any) -> str:
 
 
 def _heard(child: subprocess.Popen[bytes]) -> Iterator[language_pb2.RunPluginResponse]:
-    """What a process writes, until it has closed both its outputs."""
+    """The output of a process, until it has closed both streams."""
     found: queue.SimpleQueue[language_pb2.RunPluginResponse | None] = queue.SimpleQueue()
 
     def read(pipe: IO[bytes], said: Callable[[bytes], language_pb2.RunPluginResponse]) -> None:

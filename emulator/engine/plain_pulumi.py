@@ -1,8 +1,8 @@
-"""The `pulumi` of a user's shell on the emulator: Pulumi itself, with what the emulator has to do beside it.
+"""The `pulumi` of a user's shell on the emulator: Pulumi itself, plus what the emulator has to do.
 
-Commands that run the program or change resources take the emulator's copy of the stack file, since Pulumi would write
-its encryption into the tracked one. Commands that would write there unasked, or change the state and leave the cloud
-as it is, print what to type instead. Run as a file, without the checkout's modules or packages, because it is started
+Commands that run the program or change resources use the emulator's copy of the stack file, since Pulumi would write
+its encryption into the tracked one. Commands that would write there unasked, or change the state but not the cloud,
+print what to type instead. Run as a file, without the checkout's modules or packages, because it is started
 often.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = "emulator-shell"
-"""Of `.oasis`, first on that shell's PATH."""
+"""Folder in `.oasis` that is first on that shell's PATH."""
 
 _TAKE_A_VALUE = frozenset(
     {
@@ -22,8 +22,7 @@ _TAKE_A_VALUE = frozenset(
         *("--memprofilerate", "--otel-traces", "--profiling", "--tracing"),
     }
 )
-"""Of the options that may stand before a command (`pulumi --help` and `pulumi config --help`, 3.259), those whose value
-is the next word."""
+"""Options before a command (`pulumi --help` and `pulumi config --help`, 3.259) whose value is the next word."""
 
 _CONFIG = ("config", "conf", "cfg")
 
@@ -47,11 +46,11 @@ _INSTEAD = {
     "stack rename": "{python} -m emulator down; {python} -m emulator up",
     "stack change-secrets-provider": "{python} -m emulator down; {python} -m emulator up",
 }
-"""What would write or delete a stack file or its state, and the commands that do it here."""
+"""Commands that would write or delete a stack file or its state, and the commands to use here."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Hand the arguments after the first, which is Pulumi's own program, on to it; or refuse them with status 2."""
+    """Pass the other arguments to Pulumi's own program, which is the first, or refuse them with status 2."""
     program, *given = arguments
     words = _words(given)
     command = " ".join(words[: 2 if words[:1] == ["stack"] else 1])
@@ -84,7 +83,7 @@ def _refused(command: str, why: str, instead: str) -> int:
 
 
 def _words(given: Sequence[str]) -> list[str]:
-    """The command and its own: what is neither an option nor an option's value."""
+    """The command and its arguments: all words that are neither an option nor an option's value."""
     words: list[str] = []
     value = False
     for word in given:

@@ -1,6 +1,6 @@
-"""Google's published provider in place of the emulator's own: the plugin that the user has, led to the emulated Google.
+"""Google's published provider in place of the emulator's own: the user's plugin, directed at the emulated Google.
 
-It is not part of the Python packages, and the emulator fetches nothing: `pulumi plugin install` does.
+The plugin is not part of the Python packages, and the emulator does not download it: `pulumi plugin install` does.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from emulator.google.cloud import Cloud
 from emulator.machine.state import EmulatorError, State, write_atomically
 
 VERSION = version("pulumi-gcp")
-"""The SDK's version, which the engine asks of the provider."""
+"""The SDK's version, which the engine asks the provider for."""
 
 NAME = f"resource-gcp-v{VERSION}"
-"""Name of its folder among the plugins."""
+"""Name of the provider's folder among the plugins."""
 
 _ENDPOINTS = {
     "artifactRegistry": "v1",
@@ -42,14 +42,14 @@ v7.45.0, provider.go, and what it then sends)."""
 
 _CHOICES = ("emulator", "google")
 _FILE = "provider"
-"""In the emulator's folder while the published provider is in use: the plugin's folder, and the token that it shows."""
+"""File in the emulator's folder while the published provider is in use: the plugin's folder, and its token."""
 
 _TOKEN_SECONDS = 30 * 86400
-"""A token that changed from run to run would be a change of the provider, and so of everything."""
+"""A token that changed between runs would change the provider, and so everything."""
 
 
 def chosen(state: State, name: str, *, fresh: bool) -> Path | None:
-    """The folder of the published provider if that is asked for, or None for the emulator's own.
+    """The folder of the published provider if that is requested, or None for the emulator's own.
 
     Args:
         state: the emulator's folder.
@@ -73,13 +73,13 @@ def chosen(state: State, name: str, *, fresh: bool) -> Path | None:
 
 
 def use(state: State, plugin: Path) -> None:
-    """Have every engine of this emulator use the published provider."""
+    """Make every engine of this emulator use the published provider."""
     token = Tokens(Cloud(state.directory)).issue(_TOKEN_SECONDS)
     write_atomically(state.path(_FILE), json.dumps({"folder": str(plugin), "token": token}), mode=0o600)
 
 
 def used(state: State, address: str) -> tuple[dict[str, str], dict[str, Path]]:
-    """The settings that lead the published provider to a server, and its folder by its name; both empty without it."""
+    """The settings that direct the published provider to a server, and its folder by name; both empty without it."""
     file = state.path(_FILE)
     if not file.exists():
         return {}, {}

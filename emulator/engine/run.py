@@ -1,7 +1,7 @@
-"""One run of the engine: the Automation API with `__main__.py` as inline program. Reports JSON lines on stdout.
+"""One run of the engine: the Automation API with `__main__.py` as the inline program. Reports JSON lines on stdout.
 
-A process of its own, because the program must be imported anew each time, and because the SDK leaves half-finished
-tasks behind when the engine fails.
+It is a process of its own, because the program must be imported anew each time, and because the SDK leaves
+half-finished tasks behind when the engine fails.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> None:
     reports, sys.stdout = sys.stdout, sys.stderr
 
     def report(**content: object) -> None:
-        reports.write(json.dumps(content) + "\n")  # at once: of several threads
+        reports.write(json.dumps(content) + "\n")  # one write, as several threads report
         reports.flush()
 
     progress = Progress(lambda line: report(line=line), preview=request["verb"] == "preview")
@@ -58,7 +58,7 @@ def _stack(request: dict[str, Any]) -> automation.Stack:
         project_settings=automation.ProjectSettings(name=request["project"], runtime="python", backend=backend),
     )
     main_file = str(Path(request["checkout"]) / "__main__.py")
-    # While the engine's command line sets up the stack; a destroy does not run the program.
+    # While the engine's command line sets up the stack. A destroy does not run the program.
     ahead = gcp_types.import_ahead(request["types"] if request["verb"] in ("up", "preview") else ())
 
     def program() -> None:
