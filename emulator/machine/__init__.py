@@ -1,1 +1,1 @@
-"""What this machine keeps: the state's folders, processes and what belongs to the user."""
+"""What is on this machine: the state's folders, processes and the user's belongings."""

@@ -1,4 +1,4 @@
-"""How much a folder of a checkout holds, and how many runs. Needs the standard library alone, as `make clean` does."""
+"""The size of a checkout's folder, and its number of runs. Needs only the standard library, as `make clean` does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _PARTS = {"checkpoints", "journal", "results"}
-"""A run is any folder with one of these in it (workloads/runs/catalog.py)."""
+"""A run is any folder that contains one of these (workloads/runs/catalog.py)."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class TreeSize:
 
 
 def content(path: Path) -> TreeSize:
-    """Look at all of it."""
+    """Measure a file or folder as a whole."""
     size = runs = 0
     if path.is_symlink() or not path.is_dir():
-        with contextlib.suppress(FileNotFoundError):  # what runs here goes on while we look
+        with contextlib.suppress(FileNotFoundError):  # running processes may delete files meanwhile
             size = path.lstat().st_size
         return TreeSize(size, 0)
     for name, folders, files in os.walk(path):
@@ -36,7 +36,7 @@ def content(path: Path) -> TreeSize:
         for file in files:
             with contextlib.suppress(FileNotFoundError):
                 size += (folder / file).lstat().st_size
-        # A folder of runs is no run itself, and a run's own folders hold none.
+        # A folder of runs is not a run itself, and a run's own folders hold no runs.
         within = _PARTS.isdisjoint(folder.relative_to(path).parts)
         runs += folder != path and within and not _PARTS.isdisjoint(folders)
     return TreeSize(size, runs)

@@ -1,6 +1,6 @@
-"""`make clean`: says what would be deleted of this checkout, asks, ends what runs, and deletes it.
+"""`make clean`: lists what would be deleted from this checkout, asks, ends what runs, and deletes it.
 
-Run as `python -m emulator.machine.clean` by any Python: the checkout's own goes with the rest.
+Run as `python -m emulator.machine.clean` by any Python: the checkout's own is deleted with the rest.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from emulator.machine.belongings import content, runs_text, size_text
 from emulator.machine.state import CHECKOUT, OWN, State
 
 _WHOLE = ("pyvenv.cfg", ".installed", ".installed-for-the-cloud")
-"""What the Makefile knows an environment by that has all its packages."""
+"""The files by which the Makefile recognises an environment that has all its packages."""
 
 _ASK, _AGREED = "Delete all of it? [y/N] ", ("y", "yes")
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
         if path.is_symlink():
             path.unlink()
             continue
-        for mark in _WHOLE:  # first, so that no half environment is taken for a whole one if this is cut off
+        for mark in _WHOLE:  # first: if this is cut off, half an environment must not pass for a whole one
             (path / mark).unlink(missing_ok=True)
         shutil.rmtree(path)
     return 0

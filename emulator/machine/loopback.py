@@ -1,4 +1,4 @@
-"""Ways to what listens on loopback, where everything of the emulator is: past whatever proxy the user's shell has."""
+"""Access to loopback, where all of the emulator listens, bypassing any proxy of the user's shell."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def answers(url: str) -> bool:
 
 
 def past_proxies() -> dict[str, str]:
-    """Variables by which a program asks for loopback directly, and for what the user has exempted."""
+    """Variables that exempt loopback from the proxy, besides what the user has exempted."""
     exempt = [part for part in (os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or "").split(",") if part]
     value = ",".join(dict.fromkeys([*exempt, "127.0.0.1", "localhost"]))
     return {"NO_PROXY": value, "no_proxy": value}

@@ -1,6 +1,6 @@
 """Processes that belong to one emulator: recognised by their start time and by a mark in their environment.
 
-A pid alone is never trusted: the kernel gives it to somebody else after the process has ended.
+A pid alone is never trusted: the kernel reuses it after the process has ended.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 OWNER_VARIABLE = "OASIS_EMULATOR_OWNER"
-"""In the environment of every process an emulator starts, and so of their children: the emulator's folder."""
+"""Variable with the emulator's folder, in the environment of every process that it starts, and so of their children."""
 
-_started: list[subprocess.Popen[bytes]] = []  # kept so that a child that ended is reaped, not warned about
+_started: list[subprocess.Popen[bytes]] = []  # kept so that an ended child is reaped, not warned about
 
 
 @dataclass(frozen=True)
 class Process:
-    """One process and what tells it from a later one with the same pid."""
+    """One process, and what distinguishes it from a later one with the same pid."""
 
     name: str
     pid: int
     started: int
     """Start time in clock ticks since boot (proc(5), stat, field 22)."""
     boot: str
-    """Which boot of the machine (random(4), boot_id): both numbers begin anew with the next one."""
+    """Boot of the machine (random(4), boot_id): both numbers start again with the next boot."""
 
     def is_running(self) -> bool:
         return start_time(self.pid) == self.started and self.boot == boot()
@@ -67,7 +67,7 @@ def run(
     tick: Callable[[float], None],
     every_seconds: float,
 ) -> int:
-    """Run a command and return its exit status; `tick` hears the seconds so far. What interrupts us ends it too."""
+    """Run a command and return its exit status; `tick` gets the seconds so far. An interrupt here ends it too."""
     process = start("command", command, log, environment, directory)
     child = next(started for started in _started if started.pid == process.pid)
     begun, told = time.monotonic(), time.monotonic()
@@ -90,7 +90,7 @@ def last_words(log: Path) -> str:
 
 
 def start_time(pid: int) -> int | None:
-    """Start of the process, in clock ticks; None when it has ended, its last thread included (a zombie has)."""
+    """Start of the process, in clock ticks; None once it has ended with all its threads (a zombie has)."""
     fields = _fields(pid)
     # A killed process is a zombie while its other threads still hold its sockets; field 20 counts them.
     if not fields or (fields[0] in "ZX" and int(fields[17]) <= 1):
@@ -105,11 +105,11 @@ def boot() -> str:
 
 
 def owned_by(directory: Path, **variables: str) -> list[int]:
-    """Every running process that carries the mark of the emulator in `directory`, but this one and its parents.
+    """Every running process that carries the mark of the emulator in `directory`, except this one and its ancestors.
 
     Args:
         directory: the emulator's folder.
-        variables: what must be in the process's environment besides.
+        variables: further variables that the process's environment must have.
     """
     marks = {f"{name}={value}".encode() for name, value in {OWNER_VARIABLE: directory, **variables}.items()}
     mine = _ancestry(os.getpid())
@@ -117,7 +117,7 @@ def owned_by(directory: Path, **variables: str) -> list[int]:
     for pid in _pids():
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:  # ended meanwhile, or another user's
+        except OSError:  # ended meanwhile, or belongs to another user
             continue
         if pid not in mine and marks <= set(environment.split(b"\0")):
             found.append(pid)
@@ -143,18 +143,18 @@ def end(pids: Iterable[int], grace_seconds: float) -> None:
 
 def session_of(process: Process) -> list[int]:
     """The process, if it runs, and every process of its session, which may outlive it."""
-    # The number of a session is not given to another process while it has members.
+    # A session's number is not reused for another process while the session has members.
     now = start_time(process.pid)
     return in_session(process.pid) if process.boot == boot() and now in (None, process.started) else []
 
 
 def in_session(leader: int) -> list[int]:
-    """Every running process of the session that `leader` began."""
+    """Every running process of the session that `leader` started."""
     return [pid for pid in _pids() if _session(pid) == leader]
 
 
 def command_name(pid: int) -> str:
-    """The program's name as the kernel has it, at most 15 characters; empty when it has ended."""
+    """The program's name in the kernel, at most 15 characters; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -162,7 +162,7 @@ def command_name(pid: int) -> str:
 
 
 def words(pid: int) -> list[str]:
-    """The command that the process runs, by word; none when it has ended."""
+    """The words of the command that the process runs; none once it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -170,7 +170,7 @@ def words(pid: int) -> list[str]:
 
 
 def descendants(*pids: int) -> list[int]:
-    """Every running process that these started, through any number of sessions, themselves left out; parents first."""
+    """Every running process that these started, across sessions, without these themselves; parents first."""
     parents = {pid: int(fields[1]) for pid in _pids() if (fields := _fields(pid))}
     found = dict.fromkeys(pids)
     while new := [child for child, parent in parents.items() if parent in found and child not in found]:
@@ -192,7 +192,7 @@ def _fields(pid: int) -> list[str]:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return []
-    return text.rpartition(")")[2].split()  # the command name before it may hold spaces and brackets
+    return text.rpartition(")")[2].split()  # the command name before it may contain spaces and brackets
 
 
 def _ancestry(pid: int) -> set[int]:

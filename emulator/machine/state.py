@@ -26,7 +26,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 """The checkout this code was imported from."""
 
 DIRECTORY_VARIABLE = "OASIS_EMULATOR_DIR"
-"""How a provider process or an operator finds its emulator's folder."""
+"""Variable by which a provider process or an operator finds its emulator's folder."""
 
 OWN = frozenset(
     {
@@ -46,18 +46,18 @@ OWN = frozenset(
         *("cloud.sqlite", "cloud.sqlite-journal", "cloud.sqlite-shm", "cloud.sqlite-wal"),
     }
 )
-"""What is the emulator's own in `.oasis`, and goes with the emulated cloud. All else is what people have made: runs,
-data, results, logs, and the objects in the buckets with what is known of them."""
+"""What in `.oasis` belongs to the emulator, and is deleted with the emulated cloud. All else was made by people: runs,
+data, results, logs, and the objects in the buckets with their metadata."""
 
 _INDEX = ("storage.sqlite", "storage.sqlite-journal", "storage.sqlite-shm", "storage.sqlite-wal")
-# Above the range that Ray gives its workers (10002-19999), which it refuses to share, and below Linux's for outgoing
-# connections (32768-60999, ip-sysctl.rst), which could take a port while nobody listens.
+# Above Ray's range for workers (10002-19999), which it refuses to share, and below Linux's range for outgoing
+# connections (32768-60999, ip-sysctl.rst), which could take a port while nobody listens on it.
 _PORTS = range(20000, 32000)
 _RAYS = range(10002, 20000)
 
 
 class EmulatorError(Exception):
-    """Something the user can act on; its text is shown as it is, without a traceback."""
+    """An error that the user can act on; its text is shown as is, without a traceback."""
 
 
 class State:
@@ -75,7 +75,7 @@ class State:
 
     @classmethod
     def from_environment(cls) -> State:
-        """The folder a provider process was told of."""
+        """The folder that a provider process was given."""
         directory = os.environ.get(DIRECTORY_VARIABLE)
         if not directory:
             raise EmulatorError(
@@ -90,11 +90,11 @@ class State:
         return path
 
     def port(self, name: str, preferred: int | None = None, *, fits: Callable[[int], bool] = lambda _port: True) -> int:
-        """The loopback port of that name: chosen free on the first call and the same from then on, until `clear`.
+        """The loopback port of that name: a free one is chosen on the first call, and stays the same until `clear`.
 
-        After it, too, unless somebody has taken it: a shell with the addresses of before finds the next emulator of
-        this checkout. `preferred` is taken when it is free and not in the range that Ray gives its workers; of the
-        others, one that `fits`.
+        It stays the same after that, too, unless somebody has taken it: a shell with the old addresses finds this
+        checkout's next emulator. `preferred` is used if it is free and outside Ray's range for workers; otherwise, one
+        that `fits`.
         """
         with self.path("ports.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -106,13 +106,13 @@ class State:
             return ports[name]
 
     def environment(self) -> dict[str, str]:
-        """Variables by which every process of this emulator knows its folder, and is known as belonging to it."""
+        """Variables that tell every process of this emulator its folder, and mark it as belonging to the emulator."""
         return {DIRECTORY_VARIABLE: str(self.directory), OWNER_VARIABLE: str(self.directory)}
 
     def spawn(
         self, name: str, command: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None
     ) -> Process:
-        """Start a standing process and record it; it writes `logs/<name>.log` and ends with `stop` or `stop_all`."""
+        """Start and record a standing process; it writes to `logs/<name>.log` and ends with `stop` or `stop_all`."""
         if (running := self.process(name)) is not None:
             raise EmulatorError(
                 f"{name} is already running as process {running.pid}; `.venv/bin/python -m emulator down` ends it"
@@ -148,7 +148,7 @@ class State:
         return [process for process in self._all() if process.is_running()]
 
     def ended(self) -> list[str]:
-        """Names of recorded processes that run no more, though nothing stopped them."""
+        """Names of recorded processes that no longer run, though nothing stopped them."""
         return [process.name for process in self._all() if not process.is_running()]
 
     def stop(self, name: str, *, grace_seconds: float = 5.0) -> None:
@@ -158,19 +158,19 @@ class State:
         self._record(name).unlink(missing_ok=True)
 
     def stop_all(self, *, grace_seconds: float = 5.0) -> list[str]:
-        """End every process of this emulator, also one whose record was lost; returns the recorded ones' names."""
+        """End every process of this emulator, even without a record; returns the names of the recorded ones."""
         running = self.processes()
         pids = [pid for process in reversed(self._all()) for pid in processes.session_of(process)]
         processes.end(dict.fromkeys([*pids, *processes.owned_by(self.directory)]), grace_seconds)
-        # What they started while they were being ended.
+        # Processes started while these were being ended.
         processes.end(processes.owned_by(self.directory), grace_seconds)
         shutil.rmtree(self.path("processes"), ignore_errors=True)
         return [process.name for process in running]
 
     def clear(self) -> None:
-        """Forget the emulated cloud, and nothing that people have made. Only with nothing running."""
+        """Delete the emulated cloud, but nothing that people have made. Only with nothing running."""
         for entry in self.directory.iterdir():
-            # With a point: what `write_atomically` had not renamed yet when it was killed.
+            # With a leading dot: files that `write_atomically` had not yet renamed when it was killed.
             if entry.name not in OWN and not entry.name.startswith(tuple(f".{name}." for name in OWN)):
                 continue
             if entry.is_dir() and not entry.is_symlink():
@@ -186,10 +186,10 @@ class State:
 
     @contextlib.contextmanager
     def lock(self, command: str) -> Iterator[None]:
-        """Held while a command changes this emulator; a second one in the same checkout is refused.
+        """Hold the lock while a command changes this emulator; a second command in the same checkout is refused.
 
         Raises:
-            EmulatorError: another command holds it; says which, and what to do.
+            EmulatorError: another command holds the lock; says which, and what to do.
         """
         with self.path("lock").open("a+") as file:
             if not _taken(file):
@@ -207,11 +207,11 @@ class State:
             file.truncate(0)
 
     def interrupt_holder(self, tell: Callable[[str], None], patience_seconds: float = 90.0) -> str | None:
-        """Send Ctrl-C to the command that holds the lock and wait until it let go; returns its name.
+        """Send Ctrl-C to the command that holds the lock and wait until it releases it; returns the command's name.
 
         Args:
-            tell: told its name before the wait; must not raise.
-            patience_seconds: more than a demo's command may take to stop its job, and the rest to end after it.
+            tell: called with the name before the wait; must not raise.
+            patience_seconds: longer than a demo's command may take to stop its job and the rest to end after it.
         """
         holder = self._holder()
         pid = int(str(holder["pid"]))
@@ -231,10 +231,10 @@ class State:
         return str(holder["command"])
 
     def is_locked(self) -> bool:
-        """True if a command is at work in this checkout, this process included."""
+        """True if a command, this process included, is at work in this checkout."""
         with self.path("lock").open("a+") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two who only ask must not meet each other
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # two that only check must not block each other
             except BlockingIOError:
                 return True
             return False
@@ -250,7 +250,7 @@ class State:
         return sorted(filter(None, map(self.recorded, names)), key=lambda process: process.started)
 
     def _record(self, name: str) -> Path:
-        return self.directory / "processes" / f"{name}.json"  # asking for it makes no folder
+        return self.directory / "processes" / f"{name}.json"  # does not create the folder
 
 
 def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
@@ -264,7 +264,7 @@ def write_atomically(file: Path, text: str, mode: int = 0o644) -> None:
 
 
 def _taken(lock: IO[str]) -> bool:
-    """True if the lock is ours now. Tried for a moment, as `is_locked` of another process holds it for an instant."""
+    """True if the lock is now ours. Retries briefly, as another process's `is_locked` holds it for an instant."""
     for _ in range(10):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -285,8 +285,8 @@ def _free_port(preferred: int | None, seed: str, taken: set[int], fits: Callable
 
 
 def _reserve(port: int) -> bool:
-    """Whether no other command has chosen the port, who may be a minute from listening there; if so, this one has it
-    until it ends."""
+    """Reserve a port until this command ends; False if another command, which may not listen there for another minute,
+    has chosen it."""
     if port not in _reserved:
         name = socket.socket(socket.AF_UNIX)
         try:
@@ -302,7 +302,7 @@ _reserved: dict[int, socket.socket] = {}
 
 
 def occupied(port: int) -> str:
-    """Why nobody can listen on a loopback port now; empty if one can."""
+    """Why nobody can listen on a loopback port now; empty if the port is free."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
