@@ -34,7 +34,7 @@ exit status: 0 done; 1 failed or, for status, not running as a whole; 2 wrong us
 """
 
 _PLAIN = "pulumi"
-"""What `pulumi` in the shell of `env` calls; nobody types it, and so no list of commands has it."""
+"""Command that `pulumi` calls in the shell of `env`; nobody types it, so no list of commands shows it."""
 
 _COLOURS = {"create": 32, "update": 33, "replace": 33, "delete": 31, "failed": 31}
 _VERB = re.compile(rf"( s  )((?:would )?({'|'.join(_COLOURS)})\w*)")
@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     given, unknown = _parser(words[:1] == [_PLAIN]).parse_known_args(words)
     if unknown:
         given.refuse(f"unrecognized arguments: {' '.join(unknown)}")
-    for name in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal, a killed build: end as by Ctrl-C
+    for name in (signal.SIGTERM, signal.SIGHUP):  # a closed terminal, a killed build: end as with Ctrl-C
         signal.signal(name, _interrupt)
     try:
         return given.run(State.of_checkout(), given)
@@ -194,14 +194,14 @@ def _env(state: State, given: argparse.Namespace) -> int:
 
 def _down(state: State, given: argparse.Namespace) -> int:
     def tell(command: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the next line meets it, too
+        with contextlib.suppress(BrokenPipeError):  # the next line raises it, too
             _say(f"interrupting `{command}`, which first ends what it started: up to 20 s")
 
     interrupted = state.interrupt_holder(tell)
     try:
         if state.processes():
             _say("ending what runs here, which takes about 10 s")
-    finally:  # whoever was told may have left, as `head` does
+    finally:  # the reader of the report may have left, as `head` does
         with state.lock("python -m emulator down"):
             names = lifecycle.take_down(state)
     nothing = f"`{interrupted}` has ended everything" if interrupted else "nothing was running"

@@ -1,7 +1,7 @@
-"""The Go programs of the emulator: built once per user from pinned modules, kept under a hash of what decides them.
+"""The Go programs of the emulator: built once per user from pinned modules, and stored under a hash of their inputs.
 
-A finished program appears in one rename, so an interrupted build leaves nothing behind but Go's own cache, from which
-it resumes.
+A finished program appears by one rename, so an interrupted build leaves nothing but Go's own cache, from which it
+resumes.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from emulator.programs.go_modules import (
 Report = Callable[[str], None]
 
 PULUMI_VERSION = "3.259.0"
-"""Engine that `tools/pulumi/go.mod` pins; a `pulumi` on PATH of this version or a later 3.x is used instead."""
+"""Engine that `tools/pulumi/go.mod` pins; a `pulumi` on PATH is used instead if it is this version or a later 3.x."""
 
 KUBERNETES_VERSION = "1.36.3"
-"""Version in `tools/kubernetes/go.mod`, which a build outside Kubernetes' own scripts does not know of itself."""
+"""Version in `tools/kubernetes/go.mod`; a build outside Kubernetes' own scripts cannot find it out by itself."""
 
 KUBERNETES_PROVIDER = "pulumi-resource-kubernetes"
-"""What the engine calls the program of Pulumi's Kubernetes provider."""
+"""The engine's name for the program of Pulumi's Kubernetes provider."""
 
 _STRIP = "-s -w"
 _KUBERNETES = (
@@ -55,8 +55,8 @@ _KUBERNETES = (
 _PULUMI_KUBERNETES = (
     f"{_STRIP} -X github.com/pulumi/pulumi-kubernetes/provider/v4/pkg/version.Version={version('pulumi-kubernetes')}"
 )
-"""The engine warns of a provider that calls itself older than the SDK. The source is of January 2026, between 4.24 and
-4.26: the newest that is published as a Go module."""
+"""The engine warns about a provider that reports an older version than the SDK's. The source is from January 2026,
+between 4.24 and 4.26: the newest that is published as a Go module."""
 
 _PULUMI = f"{_STRIP} -X github.com/pulumi/pulumi/sdk/v3/go/common/version.Version=v{PULUMI_VERSION}"
 
@@ -74,7 +74,7 @@ class Program:
 
     def flags(self) -> list[str]:
         tags = ["-tags", self.tags] if self.tags else []
-        # What the linker strips need not be compiled, which takes an eighth of the time.
+        # Not compiling what the linker strips anyway saves an eighth of the time.
         return ["-buildvcs=false", "-trimpath", "-gcflags=all=-dwarf=false", *tags, "-ldflags", self.ldflags]
 
     def key(self) -> str:
@@ -105,11 +105,11 @@ PROGRAMS = (
 
 
 def provide(state: State, report: Report) -> None:
-    """Put every program into `.oasis/bin`, building those that this user has not built before, and have the modules
+    """Put every program into `.oasis/bin`, building those that this user has not built before, and download the modules
     that are read at run time.
 
     Raises:
-        EmulatorError: too little disk or memory, or a build or a download failed; nothing half-built is left.
+        EmulatorError: too little disk or memory, or a failed build or download; nothing half-built is left.
     """
     found = {program.name: path for program in PROGRAMS if (path := _available(program)) is not None}
     missing = [program for program in PROGRAMS if program.name not in found]
@@ -134,7 +134,7 @@ def _available(program: Program) -> Path | None:
 
 
 def _build(state: State, missing: Sequence[Program], report: Report) -> dict[str, Path]:
-    missing = [program for program in missing if not program.built().exists()]  # the other builder's, if there was one
+    missing = [program for program in missing if not program.built().exists()]  # another builder may have built them
     if missing:
         free_space.require(
             cache_directory(),
@@ -206,7 +206,7 @@ def _go_version() -> str:
 
 
 def _pulumi_on_path() -> Path | None:
-    # Not the one that the emulator puts before its own link in a person's shell.
+    # Not the wrapper that the emulator puts before its own link in a person's shell.
     places = [part for part in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(part).name != FOLDER]
     found = shutil.which("pulumi", path=os.pathsep.join(places))
     if found is None:

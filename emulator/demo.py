@@ -1,6 +1,6 @@
-"""`make demo`: deploy on the emulated cloud, train, benchmark, and show where everything is. It stays up afterwards.
+"""`make demo`: deploy on the emulated cloud, train, benchmark, and show where everything is. The cloud stays up.
 
-The workloads are called as a user calls them, by their command line; nothing of theirs is imported.
+The workloads are called as a user calls them, by their command line; none of their code is imported.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ RESULTS = (
     *(f"{RUN}/{name}" for name in ("metrics.jsonl", "table.txt", "curve.png")),
     *(f"{MEASUREMENT}/all_reduce.{form}" for form in ("jsonl", "txt", "png")),
 )
-"""What a whole demo leaves among the results."""
+"""What a complete demo leaves among the results."""
 
 LEAST_ACCURACY = 0.98
-"""Of the validation images; the recipe reaches 0.983 to 0.997 over five seeds, a training that learns nothing 0.1."""
+"""On the validation images; the recipe reaches 0.983 to 0.997 over five seeds, a model that learns nothing 0.1."""
 
 STOP_SECONDS = 20.0
 """How long an interrupted command may take to stop its job. `State.interrupt_holder` waits longer than this."""
@@ -60,7 +60,7 @@ def main(state: State, report: Report, provider: str = "") -> int:
     """Run the whole demo; returns the exit status of the first command that failed, else 0.
 
     Raises:
-        EmulatorError: one is up in this checkout already, or the emulator cannot be started.
+        EmulatorError: an emulator is already up in this checkout, or it cannot be started.
     """
     with state.lock("make demo"):
         if control_plane.is_running(state):
@@ -91,7 +91,7 @@ def main(state: State, report: Report, provider: str = "") -> int:
 
 
 def forget(state: State, runs_uri: str, report: Report) -> None:
-    """Remove an earlier demo's run and measurement, which must not pass for this one's; nothing else is touched."""
+    """Remove only an earlier demo's run and measurement, which must not be mistaken for this one's."""
     bucket, results = state.path("buckets", runs_uri.removeprefix("gs://")), state.path("results")
     for folder in (bucket / RUN, bucket / "bench" / MEASUREMENT, results / RUN, results / MEASUREMENT):
         if folder.exists():
@@ -114,10 +114,10 @@ def steps(data_uri: str, results: Path) -> list[DemoCommand]:
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], beside: Callable[[], object] | None = None) -> int:
-    """Run a command in a session of its own, and meanwhile `beside`; returns its exit status.
+    """Run a command in a session of its own, and `beside` meanwhile; returns the command's exit status.
 
-    Ctrl-C is handed on to it, and it gets a while to stop its job: a terminal's and the signal of `make down`, which
-    reaches this process alone, do the same then.
+    Ctrl-C is passed on to the command, which gets a while to stop its job. So a terminal's Ctrl-C and the signal of
+    `make down`, which reaches only this process, have the same effect.
     """
     child = subprocess.Popen(
         command, cwd=CHECKOUT, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, start_new_session=True
@@ -138,7 +138,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], beside: Callable
 
 
 def check(results: Path) -> None:
-    """Raises EmulatorError unless every result is there and the model has learned."""
+    """Raise EmulatorError unless every result is there and the model has learned."""
     if missing := [name for name in RESULTS if not (results / name).is_file()]:
         raise EmulatorError(
             f"every command of the demo succeeded, but {', '.join(missing)} did not arrive in {results}. "
@@ -183,7 +183,7 @@ def summary(state: State, outputs: Mapping[str, object], seconds: float, resourc
 
 
 def _price(outputs: Mapping[str, object]) -> Iterator[tuple[str, str]]:
-    """What this stack would cost on Google Cloud, where its prices are known."""
+    """What this stack would cost on Google Cloud, if its prices are known."""
     rest, most = outputs["hourly_cost_usd"], outputs["max_hourly_cost_usd"]
     if rest and most:
         yield (

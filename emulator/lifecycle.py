@@ -1,6 +1,6 @@
-"""The emulator as a whole: brought up, deployed on, described, taken down. The command line and the demo use it.
+"""The emulator as a whole: bring it up, deploy on it, describe it, take it down. The command line and the demo use it.
 
-A command that starts an emulator and does not come to its end, Ctrl-C included, leaves nothing running.
+A command that starts an emulator and does not finish, for example because of Ctrl-C, leaves nothing running.
 """
 
 from __future__ import annotations
@@ -36,29 +36,30 @@ from emulator.rest import cloud_server
 Report = Callable[[str], None]
 
 DASHBOARD_PORT = 8265
-"""Ray's own; taken if it is free and the stack file does not name another."""
+"""Ray's default; used if it is free and the stack file does not name another."""
 
 EVAL = 'eval "$(.venv/bin/python -m emulator env)"'
-"""What makes a shell use the emulator of its checkout."""
+"""The command that makes a shell use the emulator of its checkout."""
 
 MEMORY_GB, DISK_GB = 3, 2
-"""What a running emulator takes: its control plane, three Ray nodes and a job's processes; logs and buckets."""
+"""What a running emulator needs: memory for its control plane, three Ray nodes and a job's processes; disk for logs and
+buckets."""
 
 
 @contextlib.contextmanager
 def started(state: State, report: Report, provider: str = "") -> Iterator[Engine]:
-    """The running emulator, started unless it runs, and an engine for its stack. Needs the lock.
+    """Start the emulator unless it runs; yields an engine for its stack. Needs the lock.
 
-    What this call started is ended again if the body does not come to its end.
+    What this call started is ended again if the body does not finish.
 
     Args:
         state: the emulator's folder.
         report: told what is done.
-        provider: `google` for Google's published provider, `emulator` for the emulator's own; empty for the one with
-            which it runs, or the emulator's own.
+        provider: `google` for Google's published provider, `emulator` for the emulator's own; empty for the one in use,
+            or else the emulator's own.
 
     Raises:
-        EmulatorError: among others, the stack file asks for what the program refuses; nothing is built or started then.
+        EmulatorError: for example, the program refuses the stack file; then nothing is built or started.
     """
     check_settings()
     fresh = not control_plane.is_running(state)
@@ -67,12 +68,12 @@ def started(state: State, report: Report, provider: str = "") -> Iterator[Engine
     published = published_provider.chosen(state, provider, fresh=fresh)
     try:
         if fresh:
-            take_down(state)  # what an emulator that was killed has left
+            take_down(state)  # what a killed emulator has left
             if published:
                 published_provider.use(state, published)
             _prepare(state, report)
         report("starting the emulated cloud" if fresh else "the emulated cloud is running already")
-        cloud_server.spawn(state)  # beside the control plane, which it needs nothing of
+        cloud_server.spawn(state)  # in parallel with the control plane, which it does not need
         control_plane.start(state, heads_wait=True)
         cloud_server.start(state)
         state.spawn_module("gke", "emulator.gke.controller")
@@ -83,13 +84,13 @@ def started(state: State, report: Report, provider: str = "") -> Iterator[Engine
             with _undisturbed():
                 try:
                     report("ending everything")
-                finally:  # whoever was told may have left, as `head` does
+                finally:  # the reader of the report may have left, as `head` does
                     take_down(state)
         raise
 
 
 def _prepare(state: State, report: Report) -> None:
-    """Say what is there yet, and build the emulator's programs if there is room to run them. Raises EmulatorError."""
+    """Report existing data, and build the emulator's programs if there is room to run them. Raises EmulatorError."""
     for bucket in sorted(state.path("buckets").glob("*")):
         if (found := content(bucket)).size:
             report(f"gs://{bucket.name} has what it held before: {found}")
@@ -105,7 +106,7 @@ def _prepare(state: State, report: Report) -> None:
 
 
 def check_settings() -> None:
-    """Raises EmulatorError with every mistake of the stack file, in the program's own words; or its encryption."""
+    """Raise EmulatorError for every mistake in the stack file, in the program's own words, or for its encryption."""
     plan = [sys.executable, "-m", "oasis_stack", "plan", "--settings-only", "--stack", STACK]
     done = subprocess.run(plan, cwd=CHECKOUT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -115,7 +116,7 @@ def check_settings() -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave half of it running."""
+    """Ignore signals, so that a second Ctrl-C does not leave half of the emulator running."""
     before = {name: signal.signal(name, signal.SIG_IGN) for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
@@ -125,27 +126,27 @@ def _undisturbed() -> Iterator[None]:
 
 
 def deploy(state: State, running: Engine, report: Report, *, refresh: bool = False) -> Result:
-    """`pulumi up` of the local stack, and the standing Ray behind its RayCluster."""
+    """Run `pulumi up` of the local stack, and start the standing Ray behind its RayCluster."""
     result = up(state, running, refresh=refresh)
     start_ray(state, report)
     return result
 
 
 def up(state: State, running: Engine, *, refresh: bool = False) -> Result:
-    """`pulumi up` of the local stack; the kubeconfig that it exports is the one of `environment` from then on."""
+    """Run `pulumi up` of the local stack; `environment` uses the kubeconfig that it exports from then on."""
     result = running.up(refresh=refresh)
     write_atomically(kubeconfig_file(state), str(result.outputs["kubeconfig"]), mode=0o600)
     return result
 
 
 def pulumi(state: State, verb: str, given: Sequence[str], report: Report) -> int:
-    """Pulumi's own command, as a person gave it, and then Ray as the stack is now; returns the command's exit status.
+    """Run Pulumi's own command, as a person gave it, then adapt Ray to the stack; returns the command's exit status.
 
     Args:
-        state: of the emulator whose shell it was typed in.
+        state: folder of the emulator in whose shell it was typed.
         verb: the command's usual name: `preview`, `up`, `refresh` or `destroy`.
         given: all its words.
-        report: told what is done beside it.
+        report: told what is done besides.
 
     Raises:
         EmulatorError: the emulator does not run, or the command is about another stack.
@@ -181,7 +182,7 @@ def pulumi(state: State, verb: str, given: Sequence[str], report: Report) -> int
 
 
 def start_ray(state: State, report: Report) -> None:
-    """The standing Ray behind the deployed RayCluster, unless it runs."""
+    """Start the standing Ray behind the deployed RayCluster, unless it runs."""
     deployed = deployed_ray.find(control_plane.kubeconfig_file(state))
     url = deployed.environment["ray_dashboard_url"]
     if urlsplit(url).hostname != "127.0.0.1":
@@ -194,13 +195,13 @@ def start_ray(state: State, report: Report) -> None:
 
 
 def destroy(state: State, running: Engine, report: Report) -> Result:
-    """`pulumi destroy` of the local stack; its Ray ends first, as the pods of a deleted RayCluster do."""
+    """Run `pulumi destroy` of the local stack; its Ray ends first, like the pods of a deleted RayCluster."""
     ray_nodes.stop(state)
     return running.destroy()
 
 
 def kept(state: State) -> str:
-    """What a destroy has left, and how the next `up` takes it back; empty where it left nothing."""
+    """What a destroy has left, and how the next `up` takes it back; empty if it left nothing."""
     found = [one for one in Cloud(state.directory).inventory().kept if one.kind in _KEPT]
     names = ", ".join(last(one.name) for one in found)
     back = f"The next `up` takes them back with the lines at the end of Pulumi.{STACK}.yaml (`adopt: true`)"
@@ -208,7 +209,7 @@ def kept(state: State) -> str:
 
 
 def forgotten(state: State) -> str:
-    """What a destroy has left, where the stack file does not say that the next `up` takes it back; else empty."""
+    """What a destroy has left, if the stack file does not say that the next `up` takes it back; else empty."""
     inventory = Cloud(state.directory).inventory()
     sections = (section for section in _stack_config().values() if isinstance(section, dict))
     if inventory.other or any(section.get("adopt") for section in sections):
@@ -221,7 +222,7 @@ _KEPT = ("artifactregistry/repository", "storage/bucket")
 
 
 def take_down(state: State) -> list[str]:
-    """End every process and forget the emulated cloud; what people have made stays. Returns the names of what ran."""
+    """End every process and delete the emulated cloud, but not what people have made. Returns the names of what ran."""
     names = [process.name for process in state.processes()]
     names += [f"the running job `{command}`" for command in ray_nodes.running_jobs(state)]
     names += [f"the Ray of {running.directory.name}" for running in job_clusters.folders(state) if running.processes()]
@@ -234,7 +235,7 @@ def take_down(state: State) -> list[str]:
 
 def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = None, checkout: Path = CHECKOUT) -> Engine:
     """The engine for the local stack of a checkout; `overlay` wins over the stack file."""
-    # Tests and benchmarks have folders elsewhere, and leave the stack file's port to people.
+    # Tests and benchmarks use other folders, and leave the stack file's port to people.
     wanted = _wanted_port() if state.directory == CHECKOUT / ".oasis" else None
     charts = cloud_server.charts_address(state)
     ports: dict[str, dict[str, Any]] = {
@@ -243,7 +244,7 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
             "operator_repository": charts,
         },
     }
-    if _stack_config().get("oasis:gpu"):  # a section that the stack does not have would ask for GPUs
+    if _stack_config().get("oasis:gpu"):  # adding a section that the stack lacks would request GPUs
         ports["oasis:gpu"] = {"queue_chart": charts + kueue.archive()}
     provider, plugins = published_provider.used(state, f"http://127.0.0.1:{state.port(cloud_server.NAME)}")
     return Engine(
@@ -259,7 +260,7 @@ def engine(state: State, report: Report, overlay: Mapping[str, Any] | None = Non
 
 
 def trouble(state: State) -> str:
-    """Name and last words of a standing process that ended by itself; empty while all run. Ray's are started again."""
+    """Name and last output of a standing process that ended by itself; empty while all run. Ray's are restarted."""
     ended = [name for name in state.ended() if name not in ray_nodes.NODES]
     if not ended:
         return ""
@@ -282,7 +283,7 @@ def environment(state: State) -> dict[str, str]:
 
 
 def _plain_pulumi(state: State) -> Path:
-    """The folder with a person's `pulumi`, written anew; the engine's own calls find the program itself."""
+    """Rewrite the `pulumi` for people, and return its folder; the engine's own calls find the program itself."""
     words = [sys.executable, "-I", "-S", plain_pulumi.__file__, str(state.path("bin", "pulumi"))]
     script = state.path(plain_pulumi.FOLDER, "pulumi")
     write_atomically(script, f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', mode=0o755)
@@ -295,19 +296,19 @@ def kubeconfig_file(state: State) -> Path:
 
 
 def dashboard(outputs: Mapping[str, Any]) -> str:
-    """Where Ray's dashboard is, and why there if the port is not the stack file's."""
+    """URL of Ray's dashboard, with the reason if its port is not the stack file's."""
     url, wanted = str(outputs["ray_dashboard_url"]), _wanted_port()
     return url if url.endswith(f":{wanted}") else f"{url} (port {wanted} was taken)"
 
 
 def is_of_earlier(shell: Mapping[str, str], state: State) -> bool:
-    """Whether a shell's variables lead to another emulated cloud than the one that runs."""
+    """Whether a shell's variables lead to a different emulated cloud than the running one."""
     now = cloud_server.environment(state)
     return any(shell.get(name, now[name]) != now[name] for name in cloud_server.ADDRESSES)
 
 
 def require_running(state: State) -> None:
-    """Raises EmulatorError unless the emulator runs."""
+    """Raise EmulatorError unless the emulator runs."""
     if not control_plane.is_running(state):
         raise EmulatorError(
             "no emulator runs in this checkout; `.venv/bin/python -m emulator up` or `make demo` starts it"

