@@ -1,1 +1,1 @@
-"""Commands that measure what docs/figures.md reports, and their last results, dated."""
+"""Commands that measure what docs/figures.md reports, and their latest results, dated."""

@@ -36,10 +36,10 @@ from workloads.storage.folders import EMULATOR_VARIABLE, Folder, locate
 RESULTS = Path(__file__).with_suffix(".json")
 
 KILLS = {"ours": 1000, "torch.save over one file": 300, "folder of shards without a marker": 300}
-"""Kills per variant: none bad in n means at most 3/n with 95 % confidence, the "rule of three"."""
+"""Kills per variant: no bad one in n means at most 3/n with 95 % confidence, the "rule of three"."""
 
 AT_A_TIME = 20
-"""Kills between two lines of progress, each of which is also kept."""
+"""Kills between two progress lines; the results are also kept at each line."""
 
 SPEED, SPEED_BYTES = "md5 of one core after each, GB/s", 100_000_000
 
@@ -63,7 +63,7 @@ class CheckpointResults:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and keep; 1 where a figure says that the store is broken."""
+    """Measure, print and keep; returns 1 if a figure shows that the store is broken."""
     parser = command.parser(RESULTS, __doc__)
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     kill = commands.add_parser("kill", help="kill -9 during saves: ours, and two common ways to save")
@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def kills(given: argparse.Namespace, results: CheckpointResults, folder: Path) -> bool:
-    """Kill writers of each variant; whether ours lost nothing."""
+    """Kill writers of each variant; returns whether ours lost nothing."""
     for number, variant in enumerate(checkpoint_kills.VARIANTS):
         wanted = given.trials or KILLS[variant]
         total = Counter(results.cases.get(variant, {}))
@@ -103,7 +103,7 @@ def kills(given: argparse.Namespace, results: CheckpointResults, folder: Path) -
 
 
 def faults(given: argparse.Namespace, results: CheckpointResults, folder: Path) -> bool:
-    """Let each call of a save fail; whether a valid newest always remained, and nothing hung."""
+    """Make each call of a save fail; returns whether a valid newest checkpoint always remained and nothing hung."""
     for place in checkpoint_faults.PLACES:
         for error in checkpoint_faults.ERRORS:
             for lasting in (False, True):
@@ -146,8 +146,8 @@ def notices(given: argparse.Namespace, results: CheckpointResults, folder: Path)
 
 
 def speed() -> float:
-    """GB/s of MD5 on one core: what else the machine does, and how fast it is at the time, without which a save's
-    seconds are not to be compared with another day's."""
+    """GB/s of MD5 on one core, a measure of the machine's load and speed at the time. Without it, a save's seconds
+    cannot be compared with another day's."""
     content = bytes(SPEED_BYTES)
     began = time.monotonic()
     hashlib.md5(content, usedforsecurity=False)
@@ -155,13 +155,13 @@ def speed() -> float:
 
 
 def urgent_saves(folder: Folder, state: dict[str, Any], phase: str, saves: int) -> Iterator[float]:
-    """Seconds from notice to COMMIT, the copy of the state included, as the driver makes it.
+    """Seconds from notice to COMMIT, including the copy of the state, as the driver makes it.
 
     Args:
-        folder: of the run; its checkpoints are removed at the end.
+        folder: the run's folder; its checkpoints are removed at the end.
         state: what is saved.
-        phase: of PHASES; a save in flight was begun at a random instant of the time that one takes.
-        saves: how many.
+        phase: one of PHASES; a save in flight started at a random instant of the time that one takes.
+        saves: number of saves.
     """
     cpu, chance = torch.device("cpu"), random.Random(saves)
     writer = Writer(CheckpointStore(folder, keep=2), say)
@@ -196,7 +196,7 @@ def base_state() -> dict[str, Any]:
 
 
 def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile (nearest rank: of fewer than 100 values, the most) and most."""
+    """Median, 99th percentile (nearest rank: the maximum of fewer than 100 values) and maximum."""
     ordered = sorted(seconds)
     rank = {name: ordered[math.ceil(share * len(ordered)) - 1] for name, share in (("p50", 0.5), ("p99", 0.99))}
     return {"saves": len(ordered), **rank, "most": ordered[-1]}

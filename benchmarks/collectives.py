@@ -24,7 +24,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 TRIALS = Trials(Path(".oasis/benchmarks/collectives.jsonl"))
 
 SIZES = (16 << 20, 64 << 20)
-"""Bytes per rank at which the overhead is taken."""
+"""Bytes per rank at which the overhead is measured."""
 
 OVERHEAD_LIMIT = 1.02
 EXIT_LIMIT_SECONDS = 30.0
@@ -34,7 +34,7 @@ GATES = 5
 
 WITHOUT_RAY, ON_ONE_NODE, ON_TWO_NODES = ("overhead",), ("kills", "slow", "control"), ("node", "rail", "even", "gate")
 CONTROLS = {"slow": "control", "node": "even", "rail": "even"}
-"""The part without which a part says little."""
+"""For a part, the part that it needs for comparison."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Run what is missing; the trials that need a Ray of one node share one, and so do those that need two nodes."""
+    """Run what is missing; trials that need a Ray of one node share one, as do those that need two nodes."""
     counts = {"overhead": len(SIZES), "kills": given.kills, "slow": given.slow, "control": given.slow}
     counts |= {"node": given.places, "rail": given.places, "even": given.places, "gate": GATES}
     controls = {CONTROLS[part] for part in given.parts if part in CONTROLS}
@@ -106,10 +106,10 @@ def right(record: Record) -> bool:
         case "overhead":
             return statistics.median(record["ratios"]) <= OVERHEAD_LIMIT
         case "kills":
-            # A rank that has given its last answer is missed by nobody.
+            # Nobody misses a rank that has given its last answer.
             ended = record["code"] == 5 or (record["code"] == 0 and record["complete"])
             free = not record["left_running"] and record["groups_removed"]
-            # A rank that dies while it starts has no process that the driver knows of.
+            # A rank that dies while it starts has no process known to the driver.
             blamed = record["named_process"] in (None, record["killed_process"])
             return ended and free and blamed and record["exit_seconds"] <= EXIT_LIMIT_SECONDS
         case "gate":

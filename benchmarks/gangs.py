@@ -69,7 +69,7 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _destroys(chosen: argparse.Namespace, found: Record) -> list[str]:
-    """Destroy as often as is missing to the number asked for, and keep each; returns what is wrong."""
+    """Destroy until the requested number is reached, and keep each result; returns what is wrong."""
     known = found.get("destroys", {}).get("each", [])
     each = [one for one in known if one["seed"] == chosen.seed][: chosen.destroys]
     if len(each) < chosen.destroys:
@@ -83,7 +83,7 @@ def _destroys(chosen: argparse.Namespace, found: Record) -> list[str]:
 
 
 def _scale(chosen: argparse.Namespace, found: Record) -> list[str]:
-    """Measure and keep one size after the other, and draw all; returns what is wrong."""
+    """Measure and keep one size after another, and draw all; returns what is wrong."""
     wrong: list[str] = []
     found["scale"] = sizes = {"date": today(), "pods": chosen.pods, "pods of a job": scale.GANG}
     for nodes in chosen.nodes:

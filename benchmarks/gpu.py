@@ -49,13 +49,13 @@ MODES: dict[str, dict[str, Any]] = {
     "tf32": {"precision": "tf32", "compile": False},
     "fp32": {"precision": "fp32", "compile": False},
 }
-"""What of the configuration each changes; what tells the most comes first, in case time ends."""
+"""What each mode changes in the configuration; the most telling modes come first, in case time runs out."""
 
 SMOKE_MODES: dict[str, dict[str, Any]] = {
     "fp32": {"precision": "fp32", "compile": False},
     "fp32+compile": {"precision": "fp32", "compile": True},
 }
-"""Those that a CPU has."""
+"""The modes that a CPU has."""
 
 SETTLING_STEPS = 10
 """Steps before the first window: cuDNN picks its kernels and the allocator finds its blocks."""
@@ -63,7 +63,7 @@ SETTLING_STEPS = 10
 PROFILED_STEPS = 3
 
 PRODUCT_SIZE = 8192
-"""Rows and columns of the matrices whose product gives the measured peak: large enough that nothing but it counts."""
+"""Rows and columns of the matrices whose product gives the measured peak: so large that nothing else matters."""
 
 
 class Windows:
@@ -125,10 +125,10 @@ def split(events: Iterable[Any], on_gpu: bool) -> dict[str, float]:
 
 
 def busy(events: Iterable[Any], on_gpu: bool) -> float:
-    """Milliseconds of one step in which anything ran: kernels, two at a time counted once, or a CPU's operations."""
+    """Milliseconds of one step in which anything ran: kernels (overlaps counted once), or a CPU's operations."""
     if not on_gpu:
         return sum(event.self_cpu_time_total for event in events) / 1000 / PROFILED_STEPS
-    # What a program has named is on the GPU's line of time as well, and covers the gaps between its kernels.
+    # Regions that a program has named are on the GPU's timeline as well, and cover the gaps between its kernels.
     ran = [one for one in events if one.device_type.name == "CUDA" and not one.is_user_annotation]
     total, reached = 0.0, 0.0
     for begun, ended in sorted((one.time_range.start, one.time_range.end) for one in ran):
@@ -143,11 +143,11 @@ def kind(operation: str, shapes: Sequence[Any], kernel: str = "") -> str:
     name = kernel if generated else operation
     if "adam" in name.lower() or "_foreach_" in name or "Optimizer" in name:
         return "optimiser"
-    if kernel.startswith("triton_tem_"):  # of Inductor's templates, all of which multiply or convolve
+    if kernel.startswith("triton_tem_"):  # from Inductor's templates, all of which multiply or convolve
         return "matrix products"
     if "layer_norm" in name:
         return "layer norm"
-    if generated:  # its name has every operation round it, a product's or convolution's bias or layout among them
+    if generated:  # its name lists all fused operations, including the bias or layout of a product or convolution
         return "elementwise"
     if "depthwise" in name or "depthwise" in kernel:
         return "depthwise"
@@ -161,7 +161,7 @@ def kind(operation: str, shapes: Sequence[Any], kernel: str = "") -> str:
 
 
 def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
-    """One setting; runs in a process of its own, so that nothing of another's memory, tuning or failure is left."""
+    """Measure one setting, in a process of its own, free of another's memory, tuning or failure."""
     device = first_device()
     reached = product_tflops(config, device)
     if device.type == "cuda":
@@ -189,7 +189,7 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
         "milliseconds per step by kind": observer.split,
         "notes": observer.notes,
     }
-    if observer.busy:  # else the profiler saw no kernel: some containers do not let it look at the GPU
+    if observer.busy:  # otherwise the profiler saw no kernel: some containers deny it access to the GPU
         found["milliseconds per step idle"] = round(max(0.0, step - observer.busy), 3)
     if peak:
         found["MFU of the published peak"] = round(flops.utilisation(rate, counted, peak), 4)
@@ -199,7 +199,7 @@ def measured(config: TrainConfig, windows: int, steps: int) -> dict[str, Any]:
 
 
 def product_tflops(config: TrainConfig, device: torch.device) -> float:
-    """10^12 operations per second that a large product of matrices reaches there, in the configuration's precision."""
+    """10^12 operations per second that a large matrix product reaches there, in the configuration's precision."""
     execution.configure(config, device)
     size = PRODUCT_SIZE if device.type == "cuda" else 256
     dtype = torch.bfloat16 if config.precision == "bf16" and device.type == "cuda" else torch.float32
@@ -219,7 +219,7 @@ def settings(smoke: bool, batch_sizes: Sequence[int], modes: Sequence[str] = ())
     Args:
         smoke: a tiny model on a CPU, with a batch size of its own.
         batch_sizes: images per step.
-        modes: of `MODES`, or with `smoke` of `SMOKE_MODES`; all of them if empty.
+        modes: from `MODES`, or with `smoke` from `SMOKE_MODES`; empty means all.
     """
     base = configuration.synthetic_a3_ultra()
     if smoke:
@@ -233,7 +233,7 @@ def settings(smoke: bool, batch_sizes: Sequence[int], modes: Sequence[str] = ())
 
 
 def machine() -> dict[str, Any]:
-    """Description of the machine measured on, clocks included where nvidia-smi tells them."""
+    """Description of the measured machine, with clocks if nvidia-smi reports them."""
     facts: dict[str, Any] = {"python": platform.python_version(), "torch": torch.__version__}
     facts["torchvision"] = torchvision.__version__
     if not torch.cuda.is_available():
@@ -244,17 +244,17 @@ def machine() -> dict[str, Any]:
         wanted = "driver_version,clocks.max.sm,clocks.max.mem,power.limit"
         query = [told, f"--query-gpu={wanted}", "--format=csv,noheader", "--id=0"]
         done = subprocess.run(query, capture_output=True, text=True, check=False)
-        if not done.returncode:  # else it has no such query, or a container hides the GPU from it
+        if not done.returncode:  # otherwise it lacks such a query, or a container hides the GPU from it
             facts[wanted] = done.stdout.strip()
     peak = flops.PEAKS.get(facts["device"])
     return {**facts, "published peak, TFLOP/s": peak.tflops, "its source": peak.source} if peak else facts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what is asked for and not measured yet, print all that is kept; returns the exit code.
+    """Measure what is requested and still missing, print all that is kept; returns the exit code.
 
     Raises:
-        BudgetError: the time was over before everything was measured.
+        BudgetError: the time ran out before everything was measured.
     """
     words = sys.argv[1:] if arguments is None else arguments
     given = _asked(words)
@@ -262,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found, missing = _measure(given, wanted)
     print(json.dumps(figures.read(given.results), indent=2))
     if missing:
-        # argparse takes the beginning of an option for the option.
+        # argparse accepts a prefix of an option as the option.
         again = shlex.join(word for word in words if not "--fresh".startswith(word))
         problem = f"{given.minutes:g} minutes are over; not measured: {'; '.join(missing)}."
         raise BudgetError(problem, f"To go on: python -m benchmarks.{RESULTS.stem} {again}")
@@ -287,7 +287,7 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
     given.results = given.results or (SMOKE_RESULTS if given.smoke else RESULTS)
     if not given.smoke and not torch.cuda.is_available():
         parser.error("there is no GPU here; --smoke runs a tiny model on the CPU")
-    most = EPOCH_STEPS - SETTLING_STEPS - PROFILED_STEPS - 1  # after an epoch's last step comes its evaluation
+    most = EPOCH_STEPS - SETTLING_STEPS - PROFILED_STEPS - 1  # an epoch's last step is followed by its evaluation
     if min(given.windows, given.steps) < 1 or given.windows * given.steps > most:
         parser.error(f"--windows and --steps are at least 1, and all windows together have at most {most} steps")
     offered = SMOKE_MODES if given.smoke else MODES
@@ -297,17 +297,17 @@ def _asked(words: Sequence[str]) -> argparse.Namespace:
 
 
 def minutes(text: str) -> float:
-    """A positive number of minutes, at most a day's."""
+    """A positive number of minutes, up to one day."""
     if 0 < (found := float(text)) <= 24 * 60:
         return found
     raise ValueError(text)
 
 
 def _measure(given: argparse.Namespace, wanted: dict[str, TrainConfig]) -> tuple[dict[str, Any], list[str]]:
-    """All figures that are kept of this machine, and the names of the settings for which there was no time.
+    """All figures kept for this machine, and the names of the settings for which there was no time.
 
     Raises:
-        UsageError: the file has those of another machine, or of other software on this one.
+        UsageError: the file holds figures of another machine, or of other software on this one.
     """
     ends, limit = time.monotonic() + 60 * given.minutes, 60 * given.minutes_each
     here, kept = machine(), figures.read(given.results)

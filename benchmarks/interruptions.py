@@ -40,7 +40,7 @@ _FAULTS: Mapping[Cut, Mapping[str, Any]] = {
     "killed before": {"effect": "fail", "seconds": 60},
     "killed after": {"effect": "lose-answer", "seconds": 60},
 }
-"""How each cut is asked for; the engine is killed while the call takes its time."""
+"""The fault that makes each cut; the engine is killed while the call is delayed."""
 
 _COMMAND = """
 import sys
@@ -54,16 +54,16 @@ _COMMAND_SECONDS = 600
 
 
 class Platform:
-    """The emulated platform of this command, with the commands of a person in its shell."""
+    """The emulated platform of this command, with a person's commands in its shell."""
 
     def __init__(self, state: State, checkout: Path = CHECKOUT, programs: Sequence[Path] = ()) -> None:
-        """`checkout` is where program and stack file are; folders of `programs` come first on the shell's PATH."""
+        """`checkout` holds the program and stack file; folders of `programs` come first on the shell's PATH."""
         self.cloud, self._checkout = Cloud(state.directory), checkout
         self._environment = {**os.environ, **lifecycle.environment(state)}
         self._environment["PATH"] = first_on_path(self._environment["PATH"], *programs)
 
     def life(self, calls: Mapping[str, int], cut: Cut, expected: Counter[str]) -> list[str]:
-        """What was not whole in a life with a cut at a call of each verb, counted from 1."""
+        """What went wrong in a life with a cut at one call of each verb, counted from 1."""
         wrong: list[str] = []
         for verb, call in calls.items():
             first = self.run(verb, call, cut)
@@ -79,11 +79,11 @@ class Platform:
         return wrong
 
     def made(self) -> Counter[str]:
-        """How many there are of each kind of what a destroy removes."""
+        """Number of objects of each kind that a destroy removes."""
         return Counter(one.kind for one in self.cloud.inventory().other)
 
     def undisturbed(self, verb: str) -> int:
-        """Give a command that must succeed; how many calls changed something."""
+        """Run a command that must succeed; returns how many calls changed something."""
         self._plan([{"changes": True, "effect": "delay"}])
         status, said = self.run(verb)
         if status:
@@ -92,13 +92,13 @@ class Platform:
         return self._counted()
 
     def forget_what_is_kept(self) -> None:
-        """Data and repositories that a destroy leaves on purpose; the next life begins without."""
+        """Delete data and repositories that a destroy leaves on purpose; the next life starts without them."""
         for one in self.cloud.inventory().kept:
             if not one.kind.startswith("serviceusage/") and self.cloud.find(one.kind, one.name):
                 self.cloud.delete(one.kind, one.name)
 
     def run(self, verb: str, call: int = 0, cut: Cut = "lost") -> tuple[int, str]:
-        """Exit status and output of a command, cut off at a call if that is given."""
+        """Exit status and output of a command, cut off at a call if one is given."""
         for one in self.cloud.list("emulator/fault"):
             self.cloud.delete(one.kind, one.name)
         planned = {"changes": True, "after": call - 1, "times": 1, **_FAULTS[cut]}
@@ -106,7 +106,7 @@ class Platform:
             self._plan([planned])
         line = [sys.executable, "-c", _COMMAND, str(self._checkout), verb, "--stack", "local", "--yes"]
         asked, answers = os.openpty()
-        os.write(asked, b"y\n" * 20)  # a person at a terminal, who knows what is this stack's
+        os.write(asked, b"y\n" * 20)  # a person at a terminal, who knows what belongs to this stack
         with tempfile.TemporaryFile("w+") as output, os.fdopen(answers) as keyboard, os.fdopen(asked):
             running = subprocess.Popen(
                 line,
@@ -126,10 +126,10 @@ class Platform:
             return status, output.read()
 
     def _kill_at(self, running: subprocess.Popen[Any], call: int) -> None:
-        """Kill the command and all that it started once the call has come."""
+        """Kill the command and all that it started once the call has arrived."""
         while running.poll() is None:
             if self._counted() >= call:
-                time.sleep(0.1)  # whatever else was under way is answered
+                time.sleep(0.1)  # until whatever else was under way is answered
                 kill(running)
                 return
             time.sleep(0.05)
@@ -161,7 +161,7 @@ def main(given: Sequence[str] | None = None) -> int:
         state = State(Path(folder) / ".oasis")
         try:
             with lifecycle.started(state, say) as engine:
-                engine.preview()  # makes the stack, of which nothing is made yet
+                engine.preview()  # creates the stack, without any resources
                 platform = Platform(state)
                 ups = platform.undisturbed("up")
                 expected = platform.made()
@@ -175,7 +175,7 @@ def main(given: Sequence[str] | None = None) -> int:
                     say(f"{cut} at {at}: {wrong or 'whole'}")
                     write(chosen.results, _record(lives, calls))
                     platform.forget_what_is_kept()
-                    if wrong:  # the next life begins with nothing all the same
+                    if wrong:  # the next life still starts with nothing
                         platform.undisturbed("up")
                         platform.undisturbed("destroy")
                         platform.forget_what_is_kept()
@@ -185,10 +185,10 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> list[tuple[dict[str, int], Cut]]:
-    """The lives that are not yet lived: first one with each call of `up`, their cuts in turn, then those with the other
-    cuts, what Google has done before what it never heard of, in a random order each. Each call of `destroy` comes as
-    often as that takes, and where it never came, as GKE refuses what it must be asked again in one run and not in
-    another, a life is lived again with it."""
+    """The lives still to be lived, in random order: first one for each call of `up`, with the cuts in turn; then those
+    with the other cuts, where calls that Google carried out come before those that it never got. The calls of `destroy`
+    are spread over these. A life is repeated for a call that never came, as GKE refuses, and must be asked again, in
+    some runs only."""
     lived, destroyed = {(one["at"]["up"], one["cut"]) for one in lives}, {one["at"]["destroy"] for one in lives}
     cuts = get_args(Cut)
     chance = random.Random(seed)

@@ -25,7 +25,7 @@ RESULTS = Path(__file__).with_suffix(".json")
 TRIALS = Trials(Path(".oasis/benchmarks/kills.jsonl"))
 
 COMPARED = {"killed", "unforked"}
-"""Parts whose runs end as one does that nobody kills, bit by bit."""
+"""Parts whose runs end bit for bit like a run that nobody kills."""
 UNFORKED = {"unforked", "baseline"}
 """Parts whose workers have imports of their own."""
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Run what is missing: on one Ray whose workers are forked, and on one that starts them as Ray does."""
+    """Run what is missing: on one Ray whose workers are forked, and on one that starts them in Ray's own way."""
     counts = {"killed": given.runs, "resized": given.schedules, "absent": given.absent, "unforked": given.unforked}
     missing = TRIALS.missing(counts | {"drivers": int(given.drivers > 0), "baseline": int(given.baseline > 0)})
     if not missing:
@@ -74,13 +74,13 @@ def measure(given: argparse.Namespace) -> None:
 
 
 def commit() -> str:
-    """The commit whose code is measured; with `-dirty` where the working tree differs from it."""
+    """The commit whose code is measured, with `-dirty` if the working tree differs from it."""
     describe = ["git", "describe", "--always", "--abbrev=12", "--dirty"]
     return subprocess.run(describe, cwd=RESULTS.parent, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def imports(times: int = 3) -> Record:
-    """Seconds that one worker's imports alone take here, as a measure for the time from a kill to the next step."""
+    """Seconds that one worker's imports alone take here, as a yardstick for the time from a kill to the next step."""
     taken = []
     for _ in range(times):
         began = time.monotonic()
@@ -90,7 +90,7 @@ def imports(times: int = 3) -> Record:
 
 
 def summary() -> Record:
-    """The figures of the trials; the baseline's are none of ours, and never wrong."""
+    """The figures of the trials; the baseline's are not ours, and never count as wrong."""
     return {
         "interval_seconds": INTERVAL_SECONDS,
         "baseline_interval_steps": BASELINE_STEPS,
@@ -100,7 +100,7 @@ def summary() -> Record:
 
 
 def right(record: Record) -> bool:
-    """True if a trial lost nothing that it may not lose; the baseline may lose anything."""
+    """True if a trial lost nothing that it must keep; the baseline may lose anything."""
     if record.get("part") == "baseline":
         return True
     return (

@@ -36,31 +36,31 @@ RESULTS = Path(__file__).with_suffix(".json")
 PLOT = RESULTS.parents[1] / "docs" / "ladders.png"
 
 MODES: tuple[Mode, ...] = ("reservation", "flex-start", "spot")
-"""Rungs: nodes that are paid for anyway and that others use too, and two ways to buy more."""
+"""Rungs: nodes that are paid for anyway and shared with others, and two ways to buy more."""
 
 SEASON_DAYS = (14, 60)
 SHARES = {"reservation": (0.05, 0.6), "flex-start": (0.02, 0.98), "spot": (0.02, 0.98)}
 """Share of a season in which a rung has nodes."""
 SPELL_HOURS = {"reservation": (4.0, 48.0), "flex-start": (1.0, 24.0), "spot": (0.5, 12.0)}
-"""Mean of the spells of a season. Spot's nodes are taken back at the end of theirs; others keep what they have."""
+"""Mean length of a season's spells. Spot nodes are reclaimed when their spell ends; other nodes stay."""
 SPOT_PRICE_FACTOR = (0.6, 1.4)
-"""By which a season's price of Spot differs from today's: Google may change it up to once a day (Compute Engine
+"""Range of the factor between a season's Spot price and today's: Google may change it up to once a day (Compute Engine
 documentation, "Spot VMs")."""
 
 JOB_HOURS = 24.0
 """Work of a job."""
 
 ATTEMPT_HOURS = 0.05
-"""How long GKE tries a rung before the next: about 3 minutes of flex-start (google/skills, gke-compute-classes,
-compute-class-gotchas-and-cuds.md); that the others are given up as late is a guess."""
+"""How long GKE tries a rung before the next: about 3 minutes for flex-start (google/skills, gke-compute-classes,
+compute-class-gotchas-and-cuds.md); that it takes as long for the others is a guess."""
 
 BACKOFF_HOURS, MOST_BACKOFF_HOURS, FORGOTTEN_HOURS = 5 / 60, 0.5, 3.0
-"""How long a rung without a node is passed over, at first and at most, twice as long each time until none failed for
-the last of these (kubernetes/autoscaler, defaults of `--initial-node-group-backoff-duration`,
+"""How long a rung without a node is skipped, at first and at most. The time doubles with each failure, until the rung
+had none for the last of these (kubernetes/autoscaler, defaults of `--initial-node-group-backoff-duration`,
 `--max-node-group-backoff-duration` and `--node-group-backoff-reset-timeout`)."""
 
 PROPOSED, LIKELIEST = "proposed", "likeliest first"
-"""How the names of the orders that are made for the day begin."""
+"""Prefixes of the names of the orders that are made for the day."""
 
 PLACES = (1, 2, 4, 8)
 """Numbers of places: nine zones have H200s."""
@@ -68,7 +68,7 @@ PLACES = (1, 2, 4, 8)
 MACHINE = machine.MACHINES["a3-ultragpu-8g"]
 
 ERRORS = {"exact": 0.0, "off by 0.2": 0.2, "off by 0.5": 0.5}
-"""Forecasts, by the standard deviation of what is added to a likelihood, and to the logarithm of an uptime."""
+"""Forecasts, by the standard deviation of the error added to a likelihood and to the logarithm of an uptime."""
 
 
 @dataclass(frozen=True)
@@ -89,27 +89,27 @@ class Supply:
     mode: Mode
     seasons: Sequence[Season]
     changes: Sequence[float]
-    """When spells begin, in hours: with nodes at even places, without at odd ones."""
+    """When spells begin, in hours: those with nodes at even indices, those without at odd ones."""
 
     def season(self, hour: float) -> Season:
-        """The season of a time."""
+        """The season at a given time."""
         return self.seasons[bisect.bisect(self.seasons, hour, key=lambda season: season.begins) - 1]
 
     def has_nodes(self, hour: float) -> bool:
-        """Whether nodes are to be had."""
+        """Whether nodes are available."""
         return bisect.bisect(self.changes, hour) % 2 == 1
 
     def taken_at(self, hour: float) -> float:
-        """When nodes that are got now are taken back."""
+        """When nodes obtained now are reclaimed."""
         return self.changes[bisect.bisect(self.changes, hour)] if self.mode == "spot" else math.inf
 
     def likelihood(self, hour: float, error: float, noise: random.Random) -> float:
-        """What is told of nodes that are asked for now: half-way between this moment and the season."""
+        """The forecast for nodes requested now: half-way between this moment and the season."""
         told = 0.5 * self.has_nodes(hour) + 0.5 * self.season(hour).share + noise.gauss(0, error)
         return min(1.0, max(0.0, told))
 
     def rung(self, hour: float, error: float, noise: random.Random) -> Rung:
-        """What is told of the nodes themselves."""
+        """The forecast for the nodes themselves."""
         season = self.season(hour)
         uptime = 2 * season.share * season.spell_hours * math.exp(noise.gauss(0, error))
         return Rung(
@@ -126,16 +126,16 @@ class Job:
     waited: float = 0.0
     """Hours until its first step."""
     usd: float = 0.0
-    """For a node."""
+    """Cost of one node."""
     losses: int = 0
-    """How often its nodes were taken."""
+    """How often its nodes were reclaimed."""
 
 
 Market = Mapping[str, Supply]
 """One place: its rungs by name."""
 
 Order = Callable[[float], Sequence[str]]
-"""Names of the rungs, from the top, at a time."""
+"""Names of the rungs, from the top, at a given time."""
 
 
 def supply(mode: Mode, hours: float, draw: random.Random) -> Supply:
@@ -156,7 +156,7 @@ def supply(mode: Mode, hours: float, draw: random.Random) -> Supply:
 
 
 def place(days: int, seed: int) -> Market:
-    """Draw one place, and some days more for the last jobs."""
+    """Draw one place, with extra days for the last jobs."""
     draw = random.Random(seed)
     return {mode: supply(mode, 24.0 * (days + 400), draw) for mode in MODES}
 
@@ -185,7 +185,7 @@ def run(market: Market, start: float, order: Sequence[str]) -> Job:
 def _nodes(
     market: Market, hour: float, order: Sequence[str], backoff: dict[str, tuple[float, float]]
 ) -> tuple[float, str]:
-    """When nodes are there, and of which rung. `backoff`: until when each is passed over, and how long in all."""
+    """When nodes are available, and on which rung. `backoff`: until when each is skipped, and how long in all."""
     while True:
         asked = [name for name in order if backoff.get(name, (0.0, 0.0))[0] <= hour]
         for name in asked:
@@ -199,7 +199,7 @@ def _nodes(
 
 
 def orders(market: Market, seed: int) -> dict[str, Order]:
-    """Every fixed order, the proposed one, and that by likelihood, by each forecast."""
+    """Every fixed order, plus the proposed order and the one by likelihood for each forecast."""
 
     def fixed(names: Sequence[str]) -> Order:
         return lambda _: names
@@ -222,7 +222,7 @@ def orders(market: Market, seed: int) -> dict[str, Order]:
 
 
 def measure(days: int, seed: int) -> Record:
-    """A job a day in each order, in one market."""
+    """Run a job a day in each order, in one market."""
     market, starts, found = place(days, seed), _starts(days, seed), Record()
     for name, order in orders(market, seed).items():
         jobs = [run(market, start, order(start)) for start in starts]
@@ -240,7 +240,7 @@ def _starts(days: int, seed: int) -> list[float]:
 
 
 def choose_place(days: int, seed: int) -> Record:
-    """A job a day in one of several places: hours until its first step, by how many there are and who chooses."""
+    """Run a job a day in one of several places: hours until its first step, by number of places and by who chooses."""
     markets, starts = [place(days, 1000 * seed + number) for number in range(max(PLACES))], _starts(days, seed)
     errors: dict[str, float] = {"by chance": math.inf, **{f"forecast {name}": error for name, error in ERRORS.items()}}
     found: Record = {}
@@ -257,7 +257,7 @@ def choose_place(days: int, seed: int) -> Record:
 
 
 def _score(market: Market, hour: float, error: float, noise: random.Random) -> float:
-    """Likelihood that some rung of a place has nodes; a draw where nothing is known."""
+    """Likelihood that some rung of a place has nodes; a random draw if nothing is known."""
     if math.isinf(error):
         return noise.random()
     return 1 - math.prod(1 - supply.likelihood(hour, error, noise) for supply in market.values())
@@ -269,7 +269,7 @@ def _summary(values: Sequence[float]) -> Record:
 
 
 def dearer(markets: Sequence[Record]) -> Record:
-    """By order, how many times what it cost in each market the cheapest fixed order of that market cost."""
+    """For each order, its cost in each market as a multiple of that market's cheapest fixed order."""
     costs = [{name: of["usd of a node"]["mean"] for name, of in found.items()} for found in markets]
     least = [min(usd for name, usd in market.items() if not name.startswith((PROPOSED, LIKELIEST))) for market in costs]
     return {
@@ -279,7 +279,7 @@ def dearer(markets: Sequence[Record]) -> Record:
 
 
 def plot(costs: Record, places: Record, file: Path) -> None:
-    """Draw what each order costs, and the wait over the number of places."""
+    """Plot what each order costs, and the wait over the number of places."""
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     names = sorted(costs, key=lambda name: -costs[name]["median"])

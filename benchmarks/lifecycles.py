@@ -46,7 +46,7 @@ from tests.support.stacks import FULL, changed
 RESULTS = Path(__file__).with_suffix(".json")
 
 LIMITS = (15, 20)
-"""Minutes within which Google's leftovers go."""
+"""Minutes within which Google's leftovers disappear."""
 
 MOST_RUNS = 10
 
@@ -58,21 +58,21 @@ WAYS: Mapping[str, Callable[[OneProcess], None]] = {
 }
 """Ways to destroy.
 
-By name is the guide from which this program comes, "nearmap-gcp-ml", read backwards: it makes networks, subnets,
-firewall rules, cluster and node pool in this order by `gcloud ... create NAME`, and does not say how they go. Its other
-page, "Setup", does: `terraform destroy`, and "You may have to run `destroy` more than once as some networking
+"By name" is the guide from which this program comes, "nearmap-gcp-ml", read backwards: it makes networks, subnets,
+firewall rules, cluster and node pool in this order by `gcloud ... create NAME`, and does not say how to delete them.
+Its other page, "Setup", does: `terraform destroy`, and "You may have to run `destroy` more than once as some networking
 components take a while to be destroyed."
 """
 
 RERUN_SECONDS = 60.0
-"""From the end of a destroy that was not whole to the next; a guess."""
+"""Time from the end of an incomplete destroy to the next; a guess."""
 
 SETS_AT_ONCE = 10
 
 _DIGITS = "0123456789abcdef"
 
 _OWN_NAME = re.compile(r"[a-z][a-z0-9-]*-[0-9a-f]{7}|oasis-[a-z]+(?=@)")
-"""As Pulumi makes names up, and those that the program fixes."""
+"""Names that Pulumi generates, and those that the program fixes."""
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -147,7 +147,7 @@ def _refused(lived: Sequence[Sequence[str]]) -> Record:
 
 
 def _lived(here: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Make a stack, read it back, and take it away again; what was refused, differed or stayed."""
+    """Make a stack, read it back, and destroy it; yields what was refused, differed or stayed."""
     try:
         google = OneProcess(here, config)
         deployment = google.up()
@@ -160,7 +160,7 @@ def _lived(here: Path, config: dict[str, Any]) -> Iterator[str]:
 
 
 def destroyed(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
-    """(by limit and way: how many schedules needed one run or up to three, and the most that one needed; nothing)"""
+    """(by limit and way: how many schedules needed one run or up to three, and the maximum; nothing)"""
     config = changed("oasis:build.peered", True, FULL)
     whole = OneProcess(folder / "whole", config)
     whole.up()
@@ -183,7 +183,7 @@ def destroyed(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
 
 
 def among_neighbours(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]:
-    """(sets of others' objects, those that a destroy took away; what went, stayed, or held the destroy up)"""
+    """(sets of others' objects, those that a destroy deleted; what was deleted, stayed, or held up the destroy)"""
     config = changed("oasis:build.peered", True, FULL)
     whole = OneProcess(folder / "alone", config)
     whole.up()
@@ -245,7 +245,7 @@ def interrupted(folder: Path, count: int, seed: int) -> tuple[Record, list[str]]
 
 
 def _runs(google: OneProcess, chance: random.Random, minutes: int, destroy: Callable[[OneProcess], None]) -> int:
-    """How many times a way to destroy is gone until nothing is left."""
+    """How many times a way to destroy is run until nothing is left."""
     for run in range(1, MOST_RUNS + 1):
         operations.LATE_SECONDS = chance.uniform(0, 60 * minutes)
         with contextlib.suppress(Failed):
@@ -257,7 +257,7 @@ def _runs(google: OneProcess, chance: random.Random, minutes: int, destroy: Call
 
 
 def _similar(chance: random.Random) -> Callable[[re.Match[str]], str]:
-    """A way to make another name of one: longer, shorter, or different in one place."""
+    """A way to turn a name into another: longer, shorter, or different in one place."""
     length = chance.randint(1, 3)
     letters = "".join(chance.choices(_DIGITS, k=length))
     another = dict(zip(_DIGITS, _DIGITS[1:] + _DIGITS[:1], strict=True))
@@ -266,7 +266,7 @@ def _similar(chance: random.Random) -> Callable[[re.Match[str]], str]:
         lambda name: f"{name}-{letters}",
         lambda name: f"{letters}-{name}",
         lambda name: name[:-length],
-        # Never the same: who is in this stack's own network is none of its neighbours, and is waited for.
+        # Never the same: an object in this stack's own network is not a neighbour, and is waited for.
         lambda name: f"{name[:-1]}{another[letters[0]] if name.endswith(letters[0]) else letters[0]}",
     )
     way = chance.choice(ways)
@@ -275,7 +275,7 @@ def _similar(chance: random.Random) -> Callable[[re.Match[str]], str]:
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """Operations that take no time, so that only what is late is."""
+    """Make operations take no time, so that only Google's late removals do."""
     before = operations.SECONDS, operations.LATE_SECONDS, google_client.RETRY_SECONDS
     operations.SECONDS, google_client.RETRY_SECONDS = 0.0, (0.0,) * 4
     try:

@@ -61,11 +61,11 @@ if not {{"up", "refresh", "destroy"}} & {{*sys.argv}}:
 engine = lifecycle.engine(State(Path({directory!r})), print, checkout=Path({folder!r}))
 sys.exit(engine.command_line(sys.argv[1:]))
 """
-"""The `pulumi` of the engine's shell: without the Ray that the emulator starts beside an `up`, of which Google sees
-nothing."""
+"""The `pulumi` of the engine's shell: without the Ray that the emulator starts beside an `up`, which Google does not
+see."""
 
 _SETTLE_SECONDS = 3 * INTERVAL_SECONDS
-"""In which the emulated GKE has written into pools what it adds to them."""
+"""Time within which the emulated GKE has written its additions into pools."""
 
 VERBS = ("up", "up", "destroy")
 
@@ -74,20 +74,20 @@ _MADE_UP: Mapping[str, str] = {
     r"-[0-9a-f]{7}\b": "-*",
     r"(?<=/budgets/)[0-9a-f-]{36}": "*",
 }
-"""What Google and Pulumi make up in names; GKE has a hash at the end of its own, after as much as there is room for."""
+"""Generated parts of names, by Google and Pulumi; GKE ends its own with a hash, after as much as there is room for."""
 
 _OF_THE_MOMENT = frozenset(
     {"createTime", "effectiveTime", "etag", "id", "metageneration", "timeCreated", "uid", "updateTime", "updated"}
 )
-"""Fields that differ from one `up` to the next; `metageneration` counts changes, and what a killed run had changed
-beside the call that it was killed at, and not kept, the next one changes again."""
+"""Fields that differ from one `up` to the next. `metageneration` counts changes: what a killed run had changed but not
+recorded, beside the call that it was killed at, the next run changes again."""
 
 _CONTROL_PLANE = frozenset({"clusterCaCertificate", "endpoint", "privateEndpoint", "publicEndpoint"})
-"""Fields about the Kubernetes behind a cluster, which the model has none of."""
+"""Fields about the Kubernetes behind a cluster, which the model lacks."""
 
 _NAMED_BY_GOOGLE = "billingbudgets/budget "
-"""Of these a run that is killed at the right call leaves one more (docs/cost.md); whether it is that call depends on
-the order in which the engine makes what does not wait for each other, which varies."""
+"""A run that is killed at one particular call leaves one more of these (docs/cost.md); whether it is that call depends
+on the order in which the engine makes independent resources, which varies."""
 
 _SECTIONS: Mapping[str, Sequence[Mapping[str, Any] | None]] = {
     "oasis:build": (None, {}, {"peered": True}),
@@ -101,28 +101,28 @@ _SECTIONS: Mapping[str, Sequence[Mapping[str, Any] | None]] = {
 Outcome = Literal["whole", "failed", "killed"]
 
 Fields = dict[str, list[str]]
-"""Bodies, as JSON, by kind and name of their object; several where names differ in what Pulumi made up alone."""
+"""Bodies, as JSON, by kind and name of their object; several if names differ only in what Pulumi generated."""
 
 
 class Schedule(NamedTuple):
-    """A life that is to be lived."""
+    """The plan of a life."""
 
     settings: tuple[dict[str, Any], ...]
-    """Of each command."""
+    """Settings of each command."""
     cuts: tuple[tuple[float, Cut] | None, ...]
-    """Of each command, what happens at which part of the calls that it makes undisturbed."""
+    """For each command, what happens at which fraction of the calls that it makes undisturbed."""
     minutes: int
-    """After which Google removes what it made."""
+    """Minutes after which Google removes what it made."""
 
 
 class Command(NamedTuple):
-    """How a command that was given again until it was whole went."""
+    """History of a command that was repeated until it was whole."""
 
     outcomes: list[Outcome]
     seen: list[Fields]
     """What was at Google after each run that was not killed."""
     told: list[str]
-    """What was said by those that failed."""
+    """Messages of the failed runs."""
 
 
 class Side(Protocol):
@@ -133,7 +133,7 @@ class Side(Protocol):
         ...
 
     def run(self, verb: str, call: int, cut: Cut) -> tuple[Outcome, str]:
-        """Give a command, cut off at a call unless that is 0; how it ended, and what it said."""
+        """Run a command, cut off at a call unless that is 0; returns how it ended, and its message."""
         ...
 
     @property
@@ -141,7 +141,7 @@ class Side(Protocol):
 
 
 class Engine:
-    """Pulumi's engine, with a person's commands."""
+    """Pulumi's engine, used by a person's commands."""
 
     def __init__(self, state: State, folder: Path, minutes: int) -> None:
         for name in ("Pulumi.yaml", "__main__.py"):
@@ -166,7 +166,7 @@ class Engine:
         return "killed" if status < 0 else "failed" if status else "whole", said
 
     def forget(self) -> None:
-        """Have nothing at Google, so that the next life begins as the model's does."""
+        """Delete everything at Google, so that the next life starts like the model's."""
         for one in [*self.cloud.inventory().kept, *self.cloud.inventory().other]:
             if self.cloud.find(one.kind, one.name):
                 self.cloud.delete(one.kind, one.name)
@@ -225,7 +225,7 @@ def _settings(chance: random.Random, ladders: Sequence[Sequence[Mapping[str, Any
 
 
 def lived(side: Side, schedule: Schedule, calls: Sequence[int]) -> list[Command]:
-    """Live it; `calls` are how many each command makes undisturbed."""
+    """Live a schedule; `calls` says how many calls each command makes undisturbed."""
     found: list[Command] = []
     for verb, config, cut, count in zip(VERBS, schedule.settings, schedule.cuts, calls, strict=True):
         side.configure(config)
@@ -243,7 +243,7 @@ def lived(side: Side, schedule: Schedule, calls: Sequence[int]) -> list[Command]
 
 
 def undisturbed(folder: Path, schedule: Schedule) -> list[int]:
-    """How many calls that change something the first run of each command makes, by the model."""
+    """How many calls that change something the model makes in the first run of each command."""
     model = Model(folder, schedule.minutes)
     found: list[int] = []
     for verb, config in zip(VERBS, schedule.settings, strict=True):
@@ -257,7 +257,7 @@ def undisturbed(folder: Path, schedule: Schedule) -> list[int]:
 
 
 def fields(cloud: Cloud) -> Fields:
-    """What is at Google, by names without what was made up in them."""
+    """What is at Google, by names without their generated parts."""
     found: Fields = defaultdict(list)
     inventory = cloud.inventory()
     for one in [*inventory.kept, *inventory.other]:
@@ -270,7 +270,7 @@ def fields(cloud: Cloud) -> Fields:
 
 
 def differences(engine: Sequence[Command], model: Sequence[Command]) -> Iterator[str]:
-    """What the two came to that is not the same."""
+    """Where the results of the engine and the model differ."""
     killed = False
     for number, (verb, ours, theirs) in enumerate(zip(VERBS, engine, model, strict=True), 1):
         where = f"{verb}, command {number}"
@@ -312,19 +312,19 @@ def main(given: Sequence[str] | None = None) -> int:
         state = State(Path(folder) / ".oasis")
         try:
             with lifecycle.started(state, say) as engine:
-                engine.preview()  # makes the stack, of which nothing is made yet
+                engine.preview()  # creates the stack, without any resources
                 for number in missing:
                     lives.append(_compared(state, Path(folder), chosen.seed, number))
                     write(chosen.results, _record(lives))
                     if "whole" not in lives[-1]["ended"][-1]:
-                        break  # what is left would be the next one's
+                        break  # leftovers would count for the next life
         finally:
             lifecycle.take_down(state)
     return command.conclude(chosen.results, _record(lives), [one for one in lives if one["differences"]])
 
 
 def _compared(state: State, folder: Path, seed: int, number: int) -> Record:
-    """One life in both."""
+    """Live one life in both."""
     schedule, begun = drawn(seed, number), time.monotonic()
     here = folder / str(number)
     here.mkdir()

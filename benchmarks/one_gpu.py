@@ -63,12 +63,12 @@ LABELS = {
         2,
     ): "two ranks on a CPU, gloo on loopback: it shows that this command runs; it says nothing of NCCL nor of a fabric",
 }
-"""What figures are worth, by backend and ranks: printed above them and kept with them."""
+"""How far figures can be trusted, by backend and ranks: printed above them and kept with them."""
 
 
 @dataclass(frozen=True)
 class OneGpuRun:
-    """Measurements of a number of ranks."""
+    """Measurements with a given number of ranks."""
 
     measured: Measured
     variables: tuple[dict[str, str], ...]
@@ -83,7 +83,7 @@ class OneGpuRun:
         """The run as plain data.
 
         Args:
-            found: what NCCL's logs say of it; nothing on gloo.
+            found: what NCCL's logs say about it; nothing on gloo.
         """
         return {
             "label": self.label,
@@ -142,7 +142,7 @@ def _check(given: argparse.Namespace) -> None:
 
 
 def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> OneGpuRun:
-    """Every size with so many ranks, each row printed when it is measured."""
+    """Measure every size with so many ranks; each row is printed once measured."""
     layout = one_gpu_rank.layout(ranks, given.backend)
     plan = one_gpu_rank.plan(given.timeout)
     stage = Stage(name="one rank" if ranks == 1 else "two ranks", nodes=(0,))
@@ -183,12 +183,12 @@ def _measure(ranks: int, given: argparse.Namespace, sizes: Sequence[int]) -> One
 
 
 def _texts(timed: Sequence[str], keeper: Keeper) -> dict[int, str]:
-    """NCCL's log of each rank: of the one that was timed before, if there is one, then of the one that writes now."""
+    """NCCL's log of each rank: first that of an earlier timed run, if there is one, then that of the current run."""
     return {rank: "".join(both) for rank, both in enumerate(zip(timed, keeper.read(), strict=True))}
 
 
 def _keep(given: argparse.Namespace, done: Sequence[tuple[OneGpuRun, Sequence[JudgedStage]]]) -> None:
-    """Keep the figures, or print them where there is no file for them."""
+    """Keep the figures, or print them if there is no file for them."""
     on = done[0][0].measured.conditions
     found = {**conditions(), "backend": given.backend, "versions": on.versions}
     found["machine"]["gpu"] = on.accelerator

@@ -42,7 +42,7 @@ for _ in range(2):
     seconds.append(time.perf_counter() - begun)
 print(json.dumps([seconds[0], seconds[1] - seconds[0], len(deployment)]))
 """
-"""The SDKs import their parts when they are first used, so that only a second run in a process is without imports."""
+"""The SDKs import their parts on first use, so only a second run in a process is free of imports."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", action="store_true", help="also one with nothing built yet (15 minutes or more)")
     given = parser.parse_args(arguments)
     parts: dict[str, tuple[bool, Callable[[], Record]]] = {
-        # First, as one of them holds docs/figures.md to the figures that the other parts replace.
+        # First, as one of the tests compares docs/figures.md with the figures that the other parts replace.
         "tests": (given.tests, lambda: tests(given.cycles)),
         "lines": (True, lines),
         "program": (True, lambda: program(given.cycles)),
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def keep(part: str, found: Record, results: Path) -> None:
-    """Write one part's figures, with date and machine, in the place of its last ones, and print them."""
+    """Replace one part's figures, with date and machine, and print them."""
     own = {part: {**conditions(), **found}}
     try:
         figures.write(results, figures.read(results) | own)
@@ -80,7 +80,7 @@ def keep(part: str, found: Record, results: Path) -> None:
 
 
 def lines() -> Record:
-    """Lines of Python per package, blank lines and comments included."""
+    """Lines of Python per package, including blank lines and comments."""
     packages = ("oasis_stack", "workloads", "emulator", "tests", "benchmarks", "docs")
     counted = {
         name: sum(len(file.read_text().splitlines()) for file in (CHECKOUT / name).rglob("*.py")) for name in packages
@@ -89,7 +89,7 @@ def lines() -> Record:
 
 
 def program(runs: int) -> Record:
-    """Seconds of the Pulumi program under mocks: with its imports, in a fresh interpreter, and without them."""
+    """Seconds of the Pulumi program under mocks: with its imports (in a fresh interpreter), and without them."""
     whole, itself, resources = [], [], 0
     for _ in range(runs):
         python = [sys.executable, "-c", _PROGRAM]
@@ -174,12 +174,12 @@ def demo(*, fresh: bool) -> Record:
 
 @contextlib.contextmanager
 def peak_memory(state: State) -> Iterator[Callable[[], int]]:
-    """The most that this emulator's processes held together: proportional set size, MiB, looked at once a second."""
+    """Peak memory of this emulator's processes together: proportional set size in MiB, sampled once a second."""
     ended, most = threading.Event(), [0]
 
     def watch() -> None:
         while not ended.wait(1.0):
-            # Ray's processes rename themselves, which wipes the mark; the session that they are in stays.
+            # Ray's processes rename themselves, which wipes the mark; their session stays.
             pids = {*processes.owned_by(state.directory), *processes.descendants(os.getpid())}
             pids |= {pid for process in state.processes() for pid in processes.session_of(process)}
             most[0] = max(most[0], sum(map(_proportional_bytes, pids)) >> 20)
@@ -194,7 +194,7 @@ def peak_memory(state: State) -> Iterator[Callable[[], int]]:
 
 
 def _proportional_bytes(pid: int) -> int:
-    """Proportional set size; 0 of a process that has ended."""
+    """Proportional set size; 0 for a process that has ended."""
     with contextlib.suppress(psutil.Error):
         return psutil.Process(pid).memory_full_info().pss
     return 0

@@ -30,10 +30,10 @@ from workloads.nccl.scaling.scaling import PUBLISHED, Collective, Fabric, Work
 RESULTS = Path(__file__).with_suffix(".json")
 
 TOLERANCE = 0.2
-"""Beyond this share of the published time a row is a miss."""
+"""A row that deviates by more than this share of the published time is a miss."""
 
 SIMULATION_TOLERANCE = 0.03
-"""How far the closed form may be off the simulation."""
+"""How far the closed form may deviate from the simulation."""
 
 RING = ("latency_factor", "ring_bandwidth", "small_bandwidth")
 NVLS = ("nvls_latency", "nvls_ramp", "nvls_bandwidth")
@@ -75,7 +75,7 @@ def residuals(table: Table, every_second: bool) -> dict[str, Any]:
 
     Args:
         table: published.
-        every_second: leave out the rows that the fit saw.
+        every_second: leave out the rows used for the fit.
     """
     rows = list(table.seconds.items())[1::2] if every_second else list(table.seconds.items())
     off = {
@@ -134,8 +134,8 @@ def simulated_step(
         nodes: how many.
         gpus_per_node: ranks on each.
         all_reduce: seconds of a collective, by bytes and nodes.
-        steps: simulated; with jitter the mean is as much surer as there are more of them.
-        seed: of the jitter.
+        steps: number of simulated steps; with jitter, more of them make the mean more certain.
+        seed: seed of the jitter.
     """
     ranks = nodes * gpus_per_node
     draw = random.Random(seed)
@@ -143,7 +143,7 @@ def simulated_step(
     computed = work.forward + work.backward + work.optimizer
     starts = [0.0] * ranks
     for number in range(steps):
-        # A batch that a step waits for is there at a time that does not depend on how the steps before went.
+        # The arrival time of a batch does not depend on how earlier steps went.
         starts = [max(start, number * work.input) for start in starts]
         speeds = [max(0.1, 1 + draw.gauss(0.0, work.jitter / computed)) for _ in range(ranks)]
         starts = _Reducer(work, taken, starts, speeds).run()
@@ -158,9 +158,9 @@ class _Reducer:
     taken: list[float]
     """Seconds of each bucket's collective."""
     starts: list[float]
-    """When each rank begins."""
+    """When each rank starts."""
     speeds: list[float]
-    """By how much each rank takes longer than the mean."""
+    """Each rank's time as a multiple of the mean."""
     _events: list[tuple[float, int, int, int]] = field(default_factory=list)
     """Time, kind, bucket, rank; earliest first."""
 
@@ -220,7 +220,7 @@ def figures(nodes: Sequence[int], steps: int) -> dict[str, Any]:
 
 
 def missed(found: Mapping[str, Any]) -> list[str]:
-    """Aims that were missed. Misses of tables from other systems are listed and no failure."""
+    """Missed targets. Misses on tables from other systems are listed, but are no failure."""
     held_out = found["rows of the fitted tables that the fit did not see"]
     off = found["closed form against simulation, largest difference"]
     return [f"{one['table']}: {one['misses']}" for one in held_out if one["misses"]] + (

@@ -20,7 +20,7 @@ import timm
 import torch
 import torchvision
 
-# From where they are defined: the packages above re-export them without telling a type checker.
+# Imported from where they are defined: the packages above re-export them invisibly to a type checker.
 from timm.data.loader import PrefetchLoader
 from timm.data.mixup import Mixup
 from timm.loss.cross_entropy import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
@@ -51,16 +51,16 @@ WARM_UP_STEPS = 3
 
 @dataclasses.dataclass(frozen=True)
 class LoopWork:
-    """The computation that each of the three loops does."""
+    """The computation that each of the three loops performs."""
 
     config: TrainConfig
     """Model, sizes and seed, and our loop's augmentation."""
     recipe: bool
-    """With each library's mixing and erasing, or without."""
+    """Whether each library's mixing and erasing is used."""
     data: Prepared
     """The decoded batches."""
     device: torch.device
-    """Where."""
+    """Where the loops run."""
 
 
 def timm_model(work: LoopWork) -> nn.Module:
@@ -81,7 +81,7 @@ def timm_loop(work: LoopWork) -> Iterator[None]:
     assert scheduler is not None
     loss_function = SoftTargetCrossEntropy() if work.recipe else LabelSmoothingCrossEntropy(LABEL_SMOOTHING)
     mix = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=LABEL_SMOOTHING, num_classes=CLASSES)
-    batches: Any = work.data  # of a DataLoader, the prefetcher uses nothing but the iteration
+    batches: Any = work.data  # the prefetcher only iterates over a DataLoader
     loader = PrefetchLoader(
         batches,
         mean=tuple(level / 255 for level in MEAN),
@@ -147,7 +147,7 @@ def torchvision_loop(work: LoopWork) -> Iterator[None]:
 
 
 class Turns:
-    """Observes our loop, and after each of its steps gives every other its turn."""
+    """Observes our loop, and gives every other loop its turn after each step."""
 
     def __init__(self, others: dict[str, Iterator[None]], steps: int, device: torch.device) -> None:
         self.seconds: dict[str, list[float]] = {name: [] for name in (OURS, *others)}
@@ -171,7 +171,7 @@ class Turns:
         self._begun = self._now()
 
     def _now(self) -> float:
-        # Of a CPU its own count, which other programs on the machine hardly change; all threads' together.
+        # On a CPU, its own time over all threads, which other programs on the machine hardly change.
         return finished(self._device) if self._device.type == "cuda" else time.process_time()
 
 

@@ -34,7 +34,7 @@ from workloads.reporting.tracking import JournalFollower, Wandb
 RESULTS = Path(__file__).with_suffix(".json")
 
 START_SECONDS = 60.0
-"""How long W&B may take to start, to give the server up and to begin to record on disk."""
+"""How long W&B may take to start, to give up on the server and to begin recording on disk."""
 
 Condition = Literal["off", "hanging"]
 
@@ -84,7 +84,7 @@ class Blocks:
         self._last = time.perf_counter()
 
     def close(self) -> str:
-        """End W&B; what went wrong with it, or nothing."""
+        """End W&B; returns what went wrong with it, or nothing."""
         return self._follower.close()
 
     def _turn(self) -> None:
@@ -130,9 +130,9 @@ def train(folder: Path, url: str, pairs: int, seconds: float) -> Blocks:
     """Train until all blocks are done.
 
     Args:
-        folder: for journal and W&B's files.
-        url: of the server that hangs.
-        pairs: how many times both conditions.
+        folder: folder for the journal and W&B's files.
+        url: URL of the server that hangs.
+        pairs: number of pairs of both conditions.
         seconds: length of a block.
     """
     config = configuration.from_recipe("digits_laptop", data="synthetic", batch_size=16, epochs=10**6)
@@ -161,7 +161,7 @@ def measured(blocks: Blocks) -> Record:
 
 
 def _processes() -> list[psutil.Process]:
-    """W&B's: one, which its first record starts, and all that this one has started."""
+    """W&B's processes: the one that its first record starts, and all that this one has started."""
     children = descendants(os.getpid())
     first = [psutil.Process(pid) for pid, line in children.items() if "workloads.reporting.wandb_process" in line]
     return [process for found in first for process in (found, *found.children(recursive=True))]

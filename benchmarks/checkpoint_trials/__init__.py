@@ -1,1 +1,1 @@
-"""Checkpoints under kills and under failing calls."""
+"""Checkpoints under kills and failing calls."""

@@ -33,12 +33,12 @@ ERRORS = (errno.EIO, errno.ENOSPC, errno.ESTALE, errno.ENOTCONN)
 IDENTITY = {"model": "faults"}
 
 HANG_SECONDS = 30.0
-"""A save that fails and has not ended by then counts as one that hangs."""
+"""A failing save that has not ended by then counts as hanging."""
 
 
 @dataclass
 class PlannedFailure:
-    """One planned failure: call number `at` fails, alone or with all that follow it."""
+    """One planned failure: call number `at` fails, alone or with all later calls."""
 
     at: int
     error: int
@@ -47,7 +47,7 @@ class PlannedFailure:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def strikes(self) -> bool:
-        """Count one call; whether it is to fail."""
+        """Count one call; returns whether it must fail."""
         with self.lock:
             self.calls += 1
             return self.calls == self.at or (self.lasting and self.calls > self.at)
@@ -61,7 +61,7 @@ class FaultyCalls:
     """The system calls of `workloads.storage.disk`, with a fault in them."""
 
     def __init__(self, fault: PlannedFailure, below: Any = disk.calls) -> None:
-        """Lead to `below`, which is the operating system or has the same calls."""
+        """Wrap `below`, which is the operating system or has the same calls."""
         self._fault, self._below = fault, below
 
     def __getattr__(self, name: str) -> Any:
@@ -78,7 +78,7 @@ class FaultyCalls:
 
 
 class FaultyStore(fs.FileSystemHandler):
-    """Objects in memory by Cloud Storage's rules (whole at close, no folders but in names), and a fault in it."""
+    """Objects in memory by Cloud Storage's rules (complete at close, folders only in names), with a fault in it."""
 
     def __init__(self, fault: PlannedFailure) -> None:
         self.fault = fault
@@ -130,7 +130,7 @@ class FaultyStore(fs.FileSystemHandler):
     delete_dir_contents = delete_root_dir_contents = _unused
 
     def strike(self) -> None:
-        """Fail if it is this call's turn."""
+        """Fail if this call must."""
         if self.fault.strikes():
             raise self.fault.exception()
 
@@ -142,7 +142,7 @@ class FaultyStore(fs.FileSystemHandler):
 
 
 class _Upload:
-    """An object being written; it is there when this is closed, and what it holds by then is what it is."""
+    """An object being written; it appears at close, with what was written by then."""
 
     def __init__(self, store: FaultyStore, path: str) -> None:
         self._store, self._path, self._content, self.closed = store, path, bytearray(), False
@@ -153,7 +153,7 @@ class _Upload:
         return len(content)
 
     def flush(self) -> None:
-        """An upload is made at its close."""
+        """Do nothing: an upload happens at close."""
 
     def close(self) -> None:
         if not self.closed:
@@ -181,19 +181,19 @@ class SaveOutcome:
     """Leftovers of one failing save."""
 
     struck: bool
-    """Whether the fault's call came at all."""
+    """Whether the call that must fail came at all."""
     raised: str
-    """Name of the exception; empty where the save was made nevertheless."""
+    """Name of the exception; empty if the save succeeded nevertheless."""
     seconds: float
     valid: bool
-    """Whether the newest checkpoint loads, is as new as what was acknowledged, and holds what was saved."""
+    """Whether the newest checkpoint loads, is as new as the last acknowledged one, and holds what was saved."""
     saves_again: bool
     """Whether the next save succeeds, and leaves nothing but checkpoints."""
 
 
 @contextmanager
 def disk_place(fault: PlannedFailure) -> Iterator[Folder]:
-    """A folder on a disk, whose calls go through the fault."""
+    """A folder on a disk whose calls go through the fault."""
     with (
         tempfile.TemporaryDirectory(prefix="oasis-faults-") as folder,
         mock.patch.object(disk, "calls", FaultyCalls(fault)),
@@ -203,7 +203,7 @@ def disk_place(fault: PlannedFailure) -> Iterator[Folder]:
 
 @contextmanager
 def object_place(fault: PlannedFailure) -> Iterator[Folder]:
-    """A folder of an object store, whose calls go through the fault."""
+    """A folder of an object store whose calls go through the fault."""
     yield Folder("objects://bucket/run", fs.PyFileSystem(FaultyStore(fault)), "bucket/run")
 
 
@@ -211,15 +211,15 @@ PLACES: dict[str, Callable[[PlannedFailure], Any]] = {"disk": disk_place, "objec
 
 
 def state(step: int) -> dict[str, Any]:
-    """A small state whose every tensor says its step, in a few shards."""
+    """A small state in a few shards, with its step in every tensor."""
     return {"weights": [torch.full((3000,), float(step)) for _ in range(4)], "step": step}
 
 
 def strike(place: str, at: int, error: int, lasting: bool) -> SaveOutcome:
-    """Make one save whose I/O call number `at` fails, and look at what is there afterwards.
+    """Make one save whose I/O call number `at` fails, and examine what is there afterwards.
 
     Args:
-        place: of PLACES.
+        place: one of PLACES.
         at: number of the call.
         error: errno it fails with.
         lasting: whether all later calls of the save fail too.

@@ -1,7 +1,7 @@
-"""kill -9 at a random instant of a process that saves and saves, and then: does the newest checkpoint load?
+"""kill -9 at a random instant of a process that saves repeatedly, and then: does the newest checkpoint load?
 
-Our store and two common ways to save go through the same harness: writers are forked from one server that has imported
-everything, so that a trial is little more than its saves.
+Our store and two common ways to save use the same harness: writers are forked from one server that has imported
+everything, so a trial is little more than its saves.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ TENSORS, TENSOR_BYTES = 8, 3 << 20
 """A state of 25 MB, the size behind the figures of the facts, in several shards."""
 
 LONGEST_DELAY = 0.3
-"""Seconds from the first save to the kill, at most: some five saves."""
+"""Longest time from the first save to the kill, in seconds: some five saves."""
 
 PATIENCE = 120.0
-"""Seconds for a writer's first save; a slower one is a failure of the harness and not a finding."""
+"""Seconds for a writer's first save; a slower one is a failure of the harness, not a finding."""
 
 KEEP = 2
 
@@ -44,18 +44,18 @@ Load = Callable[[Path], dict[str, Any]]
 
 
 def state(step: int) -> dict[str, Any]:
-    """A state whose every number is its step."""
+    """A state in which every number is its step."""
     return {"step": step, "weights": [torch.full((TENSOR_BYTES // 4,), float(step)) for _ in range(TENSORS)]}
 
 
 def save_ours(folder: Path, step: int) -> None:
-    """One save of the workloads' store, in shards small enough that there are several."""
+    """One save with the workloads' store, in shards small enough that there are several."""
     checkpoint_state.SHARD_BYTES = 2 * TENSOR_BYTES
     CheckpointStore(locate(folder), KEEP).save(state(step), step, IDENTITY, {})
 
 
 def load_ours(folder: Path) -> dict[str, Any]:
-    """The newest one; a committed one that had to be passed over counts as unloadable."""
+    """Load the newest checkpoint; a committed one that had to be skipped counts as unloadable."""
     passed_over: list[str] = []
     found = CheckpointStore(locate(folder), KEEP).newest(IDENTITY, passed_over.append)
     if found is None or passed_over:
@@ -69,12 +69,12 @@ def save_over(folder: Path, step: int) -> None:
 
 
 def load_over(folder: Path) -> dict[str, Any]:
-    """And the usual line to read it."""
+    """The usual line to read it."""
     return torch.load(folder / "latest.pt", weights_only=True)
 
 
 def save_unmarked(folder: Path, step: int) -> None:
-    """A folder of shards per step, and nothing that says when they are all there."""
+    """A folder of shards per step, without a mark that all shards are there."""
     target = folder / f"step-{step:09d}"
     target.mkdir()
     for number, tensor in enumerate(state(step)["weights"]):
@@ -84,7 +84,7 @@ def save_unmarked(folder: Path, step: int) -> None:
 
 
 def load_unmarked(folder: Path) -> dict[str, Any]:
-    """All shards of the newest folder."""
+    """Load all shards of the newest folder."""
     newest = max(folder.iterdir())
     shards = [torch.load(newest / f"shard-{number}.pt", weights_only=True) for number in range(TENSORS)]
     return {"step": shards[0]["step"], "weights": [shard["weights"][0] for shard in shards]}
@@ -101,19 +101,19 @@ def run(variant: str, trials: int, folder: Path, lanes: int, seed: int) -> Itera
     """Kill so many writers.
 
     Args:
-        variant: of VARIANTS.
-        trials: kills.
-        folder: for the checkpoints; on the disk that is to be tried.
-        lanes: writers at a time, each with its own run.
-        seed: of the instants.
+        variant: one of VARIANTS.
+        trials: number of kills.
+        folder: folder for the checkpoints, on the disk under test.
+        lanes: concurrent writers, each with its own run.
+        seed: seed of the instants.
 
     Yields:
-        For each kill what it came to: `trials` 1, and 1 of `unloadable` (the newest does not load), `wrong` (it loads
+        The outcome of each kill: `trials` 1, and 1 of `unloadable` (the newest does not load), `wrong` (it loads
         and is not what was saved), `lost` (it is older than one whose save had returned), as they apply; `orphans`
         counts folders without COMMIT that the kill left, `uncollected` those that a restart did not remove.
     """
     context = multiprocessing.get_context("forkserver")
-    # What the command imports too: each writer runs it as its main module.
+    # Includes what the command imports: each writer runs it as its main module.
     context.set_forkserver_preload([__name__, "torchvision.models", "tests.emulator.google"])
     chance = random.Random(seed)
     # To leave it, also by Ctrl-C, is to wait until the writers are killed: their folder is removed next.
@@ -155,7 +155,7 @@ def _save_for_ever(variant: str, folder: Path, first: int, acknowledge: Connecti
 
 
 def _last(connection: Connection) -> int:
-    """The last step that a dead writer told of."""
+    """The last step that a dead writer reported."""
     step = 0
     try:
         while True:

@@ -46,15 +46,15 @@ while os.getppid() == rank:
     os.kill(rank, signal.SIGCONT)
     time.sleep(0.002)
 """
-"""Lets its parent run a fifth of the time."""
+"""Program that lets its parent run a fifth of the time."""
 
 
 def overhead(size: int, pairs: int) -> Record:
-    """Our time of a call over that of a bare loop, in turns, on two ranks; each is the slower rank's.
+    """Ratio of our time per call to a bare loop's, in turns, on two ranks; each time is the slower rank's.
 
     Args:
         size: bytes per rank.
-        pairs: how many times both, in an order that alternates.
+        pairs: number of pairs of both, in alternating order.
     """
     iterations = max(8, (256 << 20) // size)
     ours, bare = zip(*gloo.together(2, _Interleaved(size, pairs, iterations), OVERHEAD_SECONDS), strict=True)
@@ -95,7 +95,7 @@ class _Interleaved:
 
 @cache
 def undisturbed(folder: Path) -> float:
-    """Seconds from the first rank's start to the end of a run that nobody kills, which is run once."""
+    """Seconds from the first rank's start to the end of a run that nobody kills; measured once."""
     with _bench(folder, "undisturbed") as process:
         until(_ranks, PATIENCE_SECONDS, "the ranks started")
         began = time.monotonic()
@@ -106,12 +106,12 @@ def undisturbed(folder: Path) -> float:
 
 
 def killed(folder: Path, span: float, chance: random.Random) -> Record:
-    """A run of which one rank is killed at any moment of its life, and what is left of it.
+    """A run with one rank killed at a random moment of its life, and what is left of the run.
 
     Args:
-        folder: for its results.
+        folder: folder for its results.
         span: how long such a run lasts.
-        chance: for rank and moment.
+        chance: random generator for rank and moment.
     """
     name = f"killed-{chance.randrange(1 << 30)}"
     with _bench(folder, name) as process:
@@ -126,7 +126,7 @@ def killed(folder: Path, span: float, chance: random.Random) -> Record:
         began = time.monotonic()
         said, _ = process.communicate(timeout=PATIENCE_SECONDS)
         took = time.monotonic() - began
-    time.sleep(2)  # for what Ray ends in its own time
+    time.sleep(2)  # for processes that Ray ends in its own time
     named = re.search(r"Rank \d of 'all', on node 0 \(\S+?(?:, process (\d+))?\) died", said)
     states = {group["state"] for group in placement_group_table().values()}
     return {
@@ -143,7 +143,7 @@ def killed(folder: Path, span: float, chance: random.Random) -> Record:
 
 
 def slowed(rank: int | None) -> Record:
-    """A run in this process in which one rank runs a fifth of the time, and whom it names.
+    """A run in this process in which one rank runs a fifth of the time, and the rank that it reports as slow.
 
     Args:
         rank: which one; None slows nobody.
@@ -199,7 +199,7 @@ def _slow(slow: int) -> type[Rank]:
 
 @contextlib.contextmanager
 def _bench(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
-    """The command itself, on the Ray of this process."""
+    """The command itself, on this process's Ray."""
     words = [
         *("bench", "--address", ray.get_runtime_context().gcs_address, "--nodes", "1"),
         *("--ranks-per-node", str(KILLED_RANKS), "--sizes", "1K:16M:8", "--results", str(folder), "--name", name),
@@ -215,5 +215,5 @@ def _bench(folder: Path, name: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def _ranks() -> list[int]:
-    """Processes of ranks on the Ray of this process."""
+    """Processes of the ranks on this process's Ray."""
     return [pid for pid, line in descendants(os.getpid()).items() if line.startswith("ray::Rank")]

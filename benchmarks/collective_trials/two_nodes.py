@@ -1,8 +1,8 @@
 """The trials of `benchmarks.collectives` on two nodes, Ray nodes of this machine: one of them slow, one rail, or none.
 
-The TCP connection between two ranks has a rate that the kernel keeps: one within a node, as NVLink's, and a lower one
-along a rail. A slow node or rail has half of it. Both are far below what a core does, as ranks that wait for one of few
-cores would be slow by chance.
+The kernel limits the rate of the TCP connection between two ranks: to one rate within a node, standing for NVLink's,
+and a lower one along a rail. A slow node or rail has half the rate. Both are far below what a core can do, as ranks
+that wait for one of few cores would be slow by chance.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from workloads.nccl.results.measured import Measured
 
 LAYOUT = Layout(nodes=2, ranks_per_node=2, gpus_per_node=0)
 NODE_BYTES_PER_SECOND, RAIL_BYTES_PER_SECOND = 200_000_000, 100_000_000
-"""Of a connection within a node and along a rail: so little that two cores that are busy with four ranks keep up."""
+"""Rates of a connection within a node and along a rail: so low that two cores keep up with four ranks."""
 
 STAGE_BYTES, STAGE_CALLS = 8 << 20, 40
-"""Of a node's time alone: half a second of it, as what else the machine does comes and goes faster than that."""
+"""Work for timing one node alone: half a second, as the machine's other load comes and goes faster than that."""
 
 _SO_MAX_PACING_RATE = 47  # socket(7), include/uapi/asm-generic/socket.h; bytes per second
 
 
 @contextlib.contextmanager
 def connected(place: session.Place, folder: Path) -> Iterator[None]:
-    """Be connected to a Ray of two nodes, with nothing on another address than 127.0.0.1.
+    """Connect to a Ray of two nodes, with nothing on any address but 127.0.0.1.
 
     Args:
         place: what `session.prepare` returned.
-        folder: for what these nodes write.
+        folder: folder for what these nodes write.
     """
     state = State(folder / ".oasis")
     url = f"http://127.0.0.1:{state.port('ray-dashboard')}"
@@ -66,7 +66,7 @@ def connected(place: session.Place, folder: Path) -> Iterator[None]:
 
 
 def slowed(kind: str, chance: random.Random) -> dict[str, Any]:
-    """A run on both nodes in which a node or a rail is slow, and whom it names.
+    """A run on both nodes in which a node or a rail is slow, and what it reports as slow.
 
     Args:
         kind: `node`, `rail`, or anything else, which slows nobody.
@@ -88,7 +88,7 @@ def slowed(kind: str, chance: random.Random) -> dict[str, Any]:
 
 
 def gated() -> dict[str, Any]:
-    """Seconds until the gate refuses these nodes, which have no RDMA; on a fabric NCCL's start is added."""
+    """Seconds until the gate refuses these nodes, which have no RDMA; on a fabric, NCCL's start comes on top."""
     began = time.monotonic()
     question = Question(
         promise=stub_kubectl.OUTPUTS,
@@ -108,7 +108,7 @@ def gated() -> dict[str, Any]:
 
 
 def _node(slow: str, together: Measured) -> tuple[str, int]:
-    """The benchmark's name for the node with this id of Ray's: its place in the placement group."""
+    """The benchmark's name for the node with this Ray id: its place in the placement group."""
     known = zip(together.conditions.node_of_rank, together.conditions.hosts, strict=True)
     return "node", next(node for node, host in known if slow[:8] in host)
 
@@ -124,9 +124,9 @@ def _ranks(slow_node: str, slow_rail: int | None) -> type[Rank]:
             return joined
 
         def _pace(self, own: set[str]) -> None:
-            """Give each connection its rate: of two ranks one connects to where the other listens.
+            """Give each connection its rate: one of two ranks connects to where the other listens.
 
-            That is one way of it, and an exchange, which goes both ways, takes as long as the slower one.
+            This limits only one direction; an exchange, which uses both, takes as long as the slower one.
             """
             places = gathered(own)
             files = [int(file.name) for file in Path("/proc/self/fd").iterdir()]
@@ -152,7 +152,7 @@ def _ranks(slow_node: str, slow_rail: int | None) -> type[Rank]:
 
 
 def _pace(number: int, rate: int, places: set[str]) -> bool:
-    """True if this descriptor is a connection to one of these places; it then has this rate."""
+    """Set this rate if the descriptor is a connection to one of these places; returns whether it is."""
     try:
         with socket.socket(fileno=os.dup(number)) as connection:
             host, port = connection.getpeername()[:2]

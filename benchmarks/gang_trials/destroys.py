@@ -19,7 +19,7 @@ from tests.support.queued_jobs import documented_job, queued_ray_job
 SETTINGS = {"oasis:teams": [{"name": "vision", "gpu_nodes": 1}]}
 
 MOST_JOBS, MOST_SECONDS = 6, 10.0
-"""Jobs of a destroy, and how long they have until it begins."""
+"""Jobs of a destroy, and how long they have until it starts."""
 
 
 def trials(stage: Stage, numbers: range, seed: int) -> Iterator[figures.Record]:
@@ -43,13 +43,13 @@ def trials(stage: Stage, numbers: range, seed: int) -> Iterator[figures.Record]:
         seconds, inventory = round(time.monotonic() - begun, 2), cloud.inventory()
         left = [f"destroy {number} left {one.kind} {one.name}" for one in inventory.other]
         yield {"number": number, "seed": seed, "jobs": dict(met), "seconds": seconds, "wrong": left}
-        for one in inventory.kept:  # the next stack begins without
+        for one in inventory.kept:  # the next stack starts without these
             if not one.kind.startswith("serviceusage/") and cloud.find(one.kind, one.name):
                 cloud.delete(one.kind, one.name)
 
 
 def summary(each: Sequence[figures.Record]) -> figures.Record:
-    """All trials as figures, and one by one, from which a later run goes on."""
+    """All trials as figures, and one by one, so that a later run can continue from them."""
     seconds = [one["seconds"] for one in each if "seconds" in one]
     return {
         "date": today(),
@@ -68,7 +68,7 @@ def _make_jobs(stage: Stage, chance: random.Random) -> None:
         if chance.random() < 0.3:
             stage.api.create(queued_ray_job(name, team))
         else:
-            # Nobody else's policy lets a job name another queue.
+            # Only jobs without a team may name another queue.
             queue = "gpu" if team else chance.choice(("gpu", "gpu", "nowhere"))
             stage.api.create(documented_job(name, chance.choice((1, 1, 2)), team, queue))
     time.sleep(chance.uniform(0, MOST_SECONDS))

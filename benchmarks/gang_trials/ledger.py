@@ -1,4 +1,4 @@
-"""The ledger of queued trainings beside the lives of the nodes that were bought for them."""
+"""The ledger of queued trainings compared with the lifetimes of the nodes bought for them."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ SETTINGS = {"oasis:gpu": {"capacity": [{"mode": "queued", "max_nodes": 1}]}}
 WATCHED = ("nodes",)
 
 EPOCHS = (20, 80)
-"""Of the shortest and of the longest training: all end within minutes."""
+"""Epochs of the shortest and the longest training: all end within minutes."""
 
 MOST_SECONDS = 1200.0
-"""Longest wait for a node to go after its training has ended."""
+"""Longest wait for a node's removal after its training has ended."""
 
 NODE_HOUR_USD = 40.0
-"""Price that the trainings are told."""
+"""Price given to the trainings."""
 
 
 def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[str]]:
-    """(seconds of nodes by their lives and by the ledger; each training whose ledger is not within them)"""
+    """(seconds of nodes, by their lifetimes and by the ledger; each training whose ledger is not within its node's)"""
     before, after, counted, lived, wrong = list[float](), list[float](), list[float](), list[float](), list[str]()
     for number in range(count):
         epochs = EPOCHS[0] + (EPOCHS[1] - EPOCHS[0]) * number // max(1, count - 1)
@@ -60,7 +60,7 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
 
 
 def judged(stay: Stay, born: float, gone: float) -> list[str]:
-    """What of a ledger's entry contradicts the life of its node."""
+    """Where a ledger's entry contradicts the lifetime of its node."""
     found: list[str] = []
     if not born <= stay.began <= stay.ended <= gone:
         found.append(f"the ledger has {stay.began:.0f} to {stay.ended:.0f}, its node lived {born:.0f} to {gone:.0f}")

@@ -17,7 +17,7 @@ from tests.support.queued_jobs import documented_job
 from workloads.reporting.progress import counted
 
 GANG, AT_ONCE = 2, 10
-"""Nodes of a gang, and gangs that there are at a time."""
+"""Nodes of a gang, and gangs at a time."""
 
 SETTINGS = {"oasis:gpu": {"capacity": [{"mode": "queued", "max_nodes": GANG * AT_ONCE}]}}
 
@@ -26,14 +26,14 @@ WATCHED = ("nodes", "pods", "provisioningrequests")
 FAILED = Told("True", "ResourcePoolExhausted", "GCE out of resources")
 
 MOST_SECONDS = 1200.0
-"""Longest time in which no gang comes or ends; then those that are left are called wrong."""
+"""Longest time without a gang coming or ending; after it, the remaining gangs count as wrong."""
 
 STEPS = {"give": 6, "fail": 3, "expire": 2, "revoke": 2, "finish": 4}
-"""What Google or a gang may do next, and how often beside the others."""
+"""What Google or a gang may do next, and the relative frequency of each."""
 
 
 def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[str]]:
-    """(what happened to so many gangs; each gang that was placed by halves)"""
+    """(what happened to the gangs; each gang that was placed only in part)"""
     stage.ask_again_at_once(3)
     stage.hold(0)
     chance, made, steps, ends = random.Random(seed), 0, Counter[str](), Counter[str]()
@@ -73,7 +73,7 @@ def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[s
 
 
 def _without_those_that_ended(stage: Stage, ends: Counter[str]) -> list[Body]:
-    """Jobs that are still there; those that are over, or were given up, are counted and removed."""
+    """Count and remove jobs that are over or were given up; returns the jobs that are still there."""
     given_up = {
         workload["metadata"]["ownerReferences"][0]["name"]
         for workload in stage.api.list(KUEUE, "Workload", "ray")
@@ -90,7 +90,7 @@ def _without_those_that_ended(stage: Stage, ends: Counter[str]) -> list[Body]:
 
 
 def _take(stage: Stage, step: str, chance: random.Random) -> int:
-    """Do what is next to one gang that it can happen to; 0 where there is none."""
+    """Take the next step with one gang that it can happen to; returns 0 if there is none."""
     nodes = stage.queued_nodes()
     if step == "give":
         stage.hold(len(nodes) + GANG)
@@ -113,7 +113,7 @@ def _take(stage: Stage, step: str, chance: random.Random) -> int:
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     kept = [one for one in conditions(request) if one["type"] not in told]
     written = [{"type": kind, **said._asdict(), "lastTransitionTime": now} for kind, said in told.items()]
-    # With the revision that was read: what has become of it meanwhile is not undone.
+    # With the revision that was read, so that later changes are not undone.
     seen = {"metadata": {"resourceVersion": request["metadata"]["resourceVersion"]}}
     status = {"status": {"conditions": [*kept, *written]}}
     try:
@@ -138,9 +138,9 @@ def _finish_one(stage: Stage, chance: random.Random) -> int:
 
 
 def judged(events: list[Event]) -> tuple[list[str], list[float], list[float]]:
-    """(each pod of a gang that was made before all of the gang's nodes were there, or placed on another's, and each
-    gang of which a part alone was placed; seconds from the first node of a request to the last of its pods on a node;
-    seconds that those pods lived that were made after Google had taken the nodes back, of which Kueue had not heard)"""
+    """(each pod that was made before all of its gang's nodes were there, or placed on another gang's node, and each
+    gang that was placed only in part; seconds from the first node of a request to the last of its pods on a node;
+    lifetimes in seconds of pods made after Google had reclaimed the nodes, before Kueue learned of it)"""
     seen = _Seen()
     for event in events:
         seen.tell(event)
@@ -156,19 +156,19 @@ def judged(events: list[Event]) -> tuple[list[str], list[float], list[float]]:
 
 @dataclass
 class _Seen:
-    """What the events show, one after the other."""
+    """What the events show, one after another."""
 
     wrong: list[str] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
     too_late: dict[str, float] = field(default_factory=dict)
-    """Pods that are there though their nodes were taken back before they were made: since when."""
+    """Pods that exist though their nodes were reclaimed before they were made, and since when."""
     revoked: set[str] = field(default_factory=set)
     born: dict[str, float] = field(default_factory=dict)
     """When the first node of a request came."""
     placed: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    """By request, when each of its pods got a node."""
+    """For each request, when each of its pods got a node."""
     _nodes: dict[str, str] = field(default_factory=dict)
-    """Nodes that are there, and the request for which each came; empty: none."""
+    """Existing nodes, and the request for which each came; empty: none."""
 
     def tell(self, event: Event) -> None:
         """Judge one change."""

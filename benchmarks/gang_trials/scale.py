@@ -1,4 +1,4 @@
-"""A thousand pods' worth of jobs of two nodes over queues of different sizes: what each step of each job takes."""
+"""A thousand pods in jobs of two nodes, on queues of different sizes: how long each step of each job takes."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ GANG = 2
 WATCHED = ("jobs", "workloads", "provisioningrequests", "pods")
 
 WARM_UP = "warm-up"
-"""Name of a job that comes and goes before the others, so that every watch tells of them from their beginning."""
+"""Name of a job that comes and goes before the others, so that every watch reports them from their start."""
 
 MOST_SECONDS = 1200.0
-"""Until jobs that are not done are called wrong."""
+"""Time after which unfinished jobs count as wrong."""
 
 STEPS = {
     "from the job to its quota": "Kueue",
@@ -32,11 +32,11 @@ STEPS = {
     "from the nodes to the pods": "Kueue and the Job controller",
     "from the pods to their nodes": "kube-scheduler",
 }
-"""Steps of a job, and whose time each is; between request and nodes is Google's, which is emulated."""
+"""Steps of a job, and whose time each is; the time between request and nodes is Google's, which is emulated."""
 
 
 def settings(nodes: int) -> dict[str, Any]:
-    """A queue of so many nodes."""
+    """Settings of a queue with so many nodes."""
     return {"oasis:gpu": {"capacity": [{"mode": "queued", "max_nodes": nodes}]}}
 
 
@@ -45,11 +45,11 @@ def measure(stage: Stage, nodes: int, pods: int) -> tuple[figures.Record, list[s
 
     Args:
         stage: a platform with `settings(nodes)`.
-        nodes: of its queue.
-        pods: of all jobs together.
+        nodes: nodes of its queue.
+        pods: pods of all jobs together.
 
     Returns:
-        Figures, and jobs that never ended or of which the record lacks a step.
+        Figures, and jobs that never ended or whose record lacks a step.
     """
     stage.ask_again_at_once(100)
     stage.api.create(documented_job(WARM_UP, GANG))
@@ -77,7 +77,7 @@ def measure(stage: Stage, nodes: int, pods: int) -> tuple[figures.Record, list[s
 
 
 def _until_done(stage: Stage, nodes: int, count: int) -> str:
-    """Finish what runs until so many jobs are done; why they are not, where the time is over."""
+    """Finish running jobs until so many are done; returns why they are not if the time runs out."""
     begun, told, done = time.monotonic(), 0, 0
     while done < count:
         if time.monotonic() - begun > MOST_SECONDS:
@@ -103,7 +103,7 @@ def _finish_those_that_run(stage: Stage) -> None:
 
 @dataclass
 class Seen:
-    """When each step of each job was first told."""
+    """When each step of each job was first reported."""
 
     times: defaultdict[str, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
     """By job."""
@@ -134,14 +134,14 @@ class Seen:
         """Seconds of each step of each job for which all are known.
 
         Args:
-            at_once: jobs that found the queue empty: of others the first step is a wait for quota.
+            at_once: jobs that found the queue empty; the first step of all others is a wait for quota.
         """
         known = {"came", "quota", "request", "nodes", "pods", "bound"}
         whole = [job for name, job in self.times.items() if name != WARM_UP and known <= job.keys()]
         first = sorted(whole, key=lambda job: job["quota"])[:at_once]
         ends = (("came", "quota"), ("quota", "request"), ("nodes", "pods"), ("pods", "bound"))
         of = (first, whole, whole, whole)
-        # Each kind is told by a watch of its own, of which one may be a moment late.
+        # Each kind has a watch of its own, which may be a moment late.
         return {
             step: [max(0.0, job[end] - job[start]) for job in jobs]
             for step, (start, end), jobs in zip(STEPS, ends, of, strict=True)

@@ -23,20 +23,20 @@ from emulator.machine.state import State, write_atomically
 
 KUEUE, REQUESTS = "kueue.x-k8s.io/v1beta2", "autoscaling.x-k8s.io/v1"
 REQUEST_LABEL = "autoscaling.gke.io/provisioning-request"
-"""Of nodes that came by a request, and in the selector of the pods for which they came."""
+"""Label of nodes that came by a request, also in the selector of the pods for which they came."""
 
 
 QUIET_SECONDS = 2.0
-"""Without an event, after which none is on its way."""
+"""Time without an event after which none is on its way."""
 
 
 class Event(NamedTuple):
     """One change of one object."""
 
     revision: int
-    """Of etcd, so that events of all kinds have one order."""
+    """etcd's revision, so that events of all kinds have one order."""
     seconds: float
-    """When it was told, on this process's clock."""
+    """When it was reported, on this process's clock."""
     type: str
     """ADDED, MODIFIED or DELETED."""
     kind: str
@@ -52,7 +52,7 @@ class Record:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def watch(self, kind: str, environment: Mapping[str, str]) -> None:
-        """Note what happens to a kind's objects from now on."""
+        """Record what happens to a kind's objects from now on."""
         command = ["kubectl", "get", kind, "--all-namespaces", "--watch", "--output-watch-events", "--output=json"]
         program = subprocess.Popen(command, env=dict(environment), stdout=subprocess.PIPE, text=True)
         thread = threading.Thread(target=self._read, args=(program,), daemon=True)
@@ -69,10 +69,10 @@ class Record:
             thread.join()
 
     def events(self) -> list[Event]:
-        """All so far, in the order in which they happened, once nothing has happened for a moment.
+        """All events so far, in the order in which they happened, once nothing has happened for a moment.
 
         Raises:
-            RuntimeError: the API server has ended a watch, as it does after half an hour and more, so that some lack.
+            RuntimeError: the API server has ended a watch, as it does after half an hour or more, so some are missing.
         """
         known = -1
         while known != len(self._events):
@@ -105,7 +105,7 @@ class Stage:
         return self.api.list("v1", "Node", labelSelector=f"cloud.google.com/gke-nodepool={self.pool}")
 
     def hold(self, nodes: int | None) -> None:
-        """Let the zone hold so many flex-start and queued nodes; None: any number."""
+        """Let the zone hold up to so many flex-start and queued nodes; None: any number."""
         file = self.state.path("limits.json")
         if nodes is None:
             file.unlink(missing_ok=True)
@@ -113,14 +113,14 @@ class Stage:
         write_atomically(file, json.dumps({"capacity": {"us-central1-b/flex-start": nodes}}))
 
     def ask_again_at_once(self, times: int) -> None:
-        """Have a request for nodes that failed made again so often without the usual minute between, which changes no
+        """Retry a failed request for nodes so many times without the usual minute in between, which changes no
         order."""
         [asks] = self.api.list(KUEUE, "ProvisioningRequestConfig")
         quick = {"backoffLimitCount": times, "backoffBaseSeconds": 1, "backoffMaxSeconds": 1}
         self.api.merge(asks, {"spec": {"retryStrategy": quick}})
 
     def running_gangs(self, size: int) -> list[list[Body]]:
-        """Pods of each job of which so many run."""
+        """Pods of each job that has so many running."""
         gangs = defaultdict[str, list[Body]](list)
         for pod in self.api.list("v1", "Pod", "ray", labelSelector="job-name", fieldSelector="status.phase=Running"):
             gangs[pod["metadata"]["labels"]["job-name"]].append(pod)
@@ -133,7 +133,7 @@ class Stage:
 
 @contextlib.contextmanager
 def running(settings: Mapping[str, Any], watched: Sequence[str]) -> Iterator[Stage]:
-    """A platform whose local stack has these settings on top, and a record of some kinds; gone at the end.
+    """A platform whose local stack has these additional settings, and a record of some kinds; removed at the end.
 
     Args:
         settings: sections of the stack file.

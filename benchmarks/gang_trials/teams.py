@@ -1,4 +1,4 @@
-"""Jobs of three teams over a queue of four nodes: who runs, who waits, and from whom lent nodes are taken back."""
+"""Jobs of three teams on a queue of four nodes: who runs, who waits, and who must give back borrowed nodes."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ ARRIVING_SECONDS = 60.0
 
 
 MOST_SECONDS = 1800.0
-"""Until jobs that are not done are called wrong; a job that Kueue has given up never is."""
+"""Time after which unfinished jobs count as wrong; a job that Kueue has given up never finishes."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A job to come."""
+    """A future job."""
 
     name: str
     team: str
     nodes: int
     arrives: float
-    """Seconds after the first."""
+    """Seconds after the first job."""
     lasts: float
-    """Seconds that its pods run, from when all do."""
+    """Seconds that its pods run, from when all of them run."""
 
 
 def measure(stage: Stage, count: int, seed: int) -> tuple[figures.Record, list[str]]:
-    """(how long they took, what was taken back from whom; what does not respect quota or priority)"""
+    """(how long the jobs took, what was taken back from whom; what does not respect quota or priority)"""
     chance = random.Random(seed)
     coming = sorted((_work(number, chance) for number in range(count)), key=lambda work: work.arrives)
     work, running, ended = {one.name: one for one in coming}, dict[str, float](), set[str]()
@@ -98,7 +98,7 @@ def _work(number: int, chance: random.Random) -> Work:
 
 
 def _run_on(stage: Stage, work: dict[str, Work], running: dict[str, float], now: float) -> None:
-    """End the pods of each job all of whose pods have run for its time; a job that lost them begins again."""
+    """End a job's pods once all of them have run for its time; a job that lost its pods starts again."""
     pods = dict[str, list[Body]]()
     for pod in stage.api.list("v1", "Pod", labelSelector="job-name", fieldSelector="status.phase=Running"):
         if "deletionTimestamp" not in pod["metadata"]:
@@ -113,21 +113,21 @@ def _run_on(stage: Stage, work: dict[str, Work], running: dict[str, float], now:
 
 @dataclass
 class Seen:
-    """What the Workloads' changes show, one after the other."""
+    """What the Workloads' changes show, one after another."""
 
     work: dict[str, Work]
     wrong: list[str] = field(default_factory=list)
     preempted: Counter[str] = field(default_factory=Counter[str])
     waited: dict[str, float] = field(default_factory=dict)
     _uids: dict[str, Work] = field(default_factory=dict)
-    """By the UID of its Workload, each job."""
+    """Each job, by the UID of its Workload."""
     _held: dict[str, Work] = field(default_factory=dict)
-    """By Workload, the jobs that have quota now."""
+    """The jobs that have quota now, by Workload."""
     overtaken: list[float] = field(default_factory=list)
-    """Of each job that got quota before an older one of the same team and size: by how many seconds that one is older,
-    in the whole seconds of Kubernetes' clock, by which Kueue goes."""
+    """For each job that got quota before an older one of the same team and size, how many seconds older that one is, in
+    the whole seconds of Kubernetes' clock, which Kueue uses."""
     _waiting: dict[str, tuple[Work, datetime, float]] = field(default_factory=dict)
-    """By Workload, those that never had any: with their own time stamp, and the second in which they came."""
+    """The jobs that never had quota, by Workload: with their own time stamp, and the second in which they came."""
 
     def tell(self, event: Event) -> None:
         """Judge one change."""
@@ -183,4 +183,4 @@ class Seen:
 
 
 _TAKER = re.compile(r"\(UID: ([^,)]+)")
-"""The Workload for which another lost its quota (kubernetes-sigs/kueue v0.19.2, pkg/scheduler/preemption)."""
+"""The Workload that took another's quota (kubernetes-sigs/kueue v0.19.2, pkg/scheduler/preemption)."""

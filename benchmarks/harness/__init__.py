@@ -1,2 +1,2 @@
-"""What the benchmarks share: a command line, figures and their file, trials that are kept, a training that is timed, a
-process for what may go wrong."""
+"""What the benchmarks share: a command line, figures and their file, stored trials, a timed training, and a separate
+process for measurements that may fail."""

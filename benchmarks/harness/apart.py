@@ -1,4 +1,4 @@
-"""A measurement in a process of its own: what goes wrong there is its result, and the next one can be measured."""
+"""A measurement in a process of its own: a failure there becomes its result, and the next one can be measured."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from workloads.errors import first_line
 from workloads.interruption import end_with
 
 KILL_SECONDS = 10.0
-"""Longest wait for a process that was killed: one in a broken GPU's driver may never end."""
+"""Longest wait for a killed process: one in a broken GPU's driver may never end."""
 
 
 def measured_apart(measure: Callable[..., Record], *arguments: object, seconds: float) -> Record | None:
-    """What a function returns in a fresh process, which has ended by then, with all that it started.
+    """Run a function in a fresh process, which has ended on return, with all that it started.
 
     Args:
         measure: the function; a fresh process can import it.
-        arguments: its own.
+        arguments: the function's arguments.
         seconds: how long it may take.
 
     Returns:
-        `failed`, with the reason in one line, where it raises or its process dies; None where it takes longer.
+        Its result; `failed`, with a one-line reason, if it raises or its process dies; None if it takes longer.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
@@ -36,7 +36,7 @@ def measured_apart(measure: Callable[..., Record], *arguments: object, seconds: 
     with ours, contextlib.suppress(EOFError, OSError):
         try:
             process.start()
-            theirs.close()  # while this end is open, a process that dies is one that is waited for
+            theirs.close()  # while this end is open, the death of the process goes unnoticed
             return ours.recv() if ours.poll(seconds) else None
         finally:
             _end(process)
@@ -47,7 +47,7 @@ def measured_apart(measure: Callable[..., Record], *arguments: object, seconds: 
 
 def _measure(parent: int, to: Connection, measure: Callable[..., Record], *arguments: object) -> None:
     end_with(parent)
-    os.setsid()  # Ctrl-C is the parent's to answer, and what is started here can be ended as one
+    os.setsid()  # the parent handles Ctrl-C, and everything started here can be ended together
     try:
         found = measure(*arguments)
     except Exception as error:
@@ -58,7 +58,7 @@ def _measure(parent: int, to: Connection, measure: Callable[..., Record], *argum
 
 def _end(process: BaseProcess) -> None:
     if process.pid:
-        with contextlib.suppress(ProcessLookupError):  # it has not come as far as to lead a group
+        with contextlib.suppress(ProcessLookupError):  # it does not lead a group yet
             os.killpg(process.pid, signal.SIGKILL)
         process.kill()
         process.join(KILL_SECONDS)

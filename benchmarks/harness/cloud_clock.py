@@ -1,5 +1,5 @@
-"""Has the program's waits for Google go by the emulated cloud's clock, which they set forward, so that they take no
-time. A checkout with a copy of this as `sitecustomize.py` has it so under the engine."""
+"""Makes the program's waits for Google use the emulated cloud's clock, which they move forward, so that they take no
+time. A copy of this file as `sitecustomize.py` in a checkout does so under the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PROVIDER = "pulumi.dynamic"
 
 
 class CloudClock(threading.local):
-    """What a wait takes for the module `time`: for those in Google's threads the cloud's, for others this machine's."""
+    """Stands for the module `time` in waits: the cloud's clock in threads that wait for Google, else this machine's."""
 
     cloud: Any = None
 
@@ -23,7 +23,7 @@ class CloudClock(threading.local):
         return self.cloud.now() if self.cloud else time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        """Let time go by."""
+        """Let time pass."""
         if self.cloud:
             self.cloud.turn(30.0)
         else:
@@ -31,7 +31,7 @@ class CloudClock(threading.local):
 
 
 def install() -> None:
-    """Have it so in this process."""
+    """Install the clock in this process."""
     from emulator.google.cloud import Cloud
     from emulator.machine.state import State
     from oasis_stack import live_state

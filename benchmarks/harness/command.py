@@ -40,7 +40,7 @@ def add_results(to: argparse.ArgumentParser, results: Path) -> None:
 
 
 def add_parts(to: argparse.ArgumentParser, parts: Collection[str]) -> None:
-    """Add the positional arguments `parts`: which parts of a benchmark are wanted; none given, all."""
+    """Add the positional arguments `parts`: the parts of a benchmark to run; all if none is given."""
 
     def part(name: str) -> str:
         # argparse's own `choices` would refuse to be given none.
@@ -52,7 +52,7 @@ def add_parts(to: argparse.ArgumentParser, parts: Collection[str]) -> None:
 
 
 def conclude(results: Path, found: Record, wrong: Sequence[object] = ()) -> int:
-    """Keep the figures and print them; the exit code, 1 if something is not as it must be.
+    """Keep the figures and print them; returns the exit code, 1 if something is not as it must be.
 
     Args:
         results: the file.
@@ -60,8 +60,8 @@ def conclude(results: Path, found: Record, wrong: Sequence[object] = ()) -> int:
         wrong: each thing that is not as it must be; printed on standard error.
     """
     try:
-        figures.write(results, found)  # first: printing ends the command if its reader has left, as with | head
-    finally:  # also where the disk refuses, so that they are not lost
+        figures.write(results, found)  # first: printing ends the command if its reader has left, as with `| head`
+    finally:  # even if the disk refuses, so that they are not lost
         print(json.dumps(found, indent=2))
     for problem in wrong:
         figures.say(f"wrong: {problem}")
@@ -69,7 +69,7 @@ def conclude(results: Path, found: Record, wrong: Sequence[object] = ()) -> int:
 
 
 def exit_code(main: Callable[[], int]) -> int:
-    """The exit code of a benchmark, with that and the two sentences of a failure that `workloads` knows."""
+    """The exit code of a benchmark; a failure that `workloads` knows gives its own code and two sentences."""
     try:
         return main()
     except WorkloadError as error:
@@ -81,6 +81,6 @@ def exit_code(main: Callable[[], int]) -> int:
 
 
 def run(main: Callable[[], int]) -> NoReturn:
-    """End this process as the benchmark ends, with all that it started also where SIGTERM ends it."""
+    """End this process with the benchmark's exit code, and all that it started, even if SIGTERM ends it."""
     interruption.install()
     sys.exit(closed_pipe.run(lambda: exit_code(main)))

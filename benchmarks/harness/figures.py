@@ -29,13 +29,13 @@ def spread(values: Sequence[float]) -> Record:
 
 
 def quartiles(values: Sequence[float], digits: int = 2) -> list[float]:
-    """The three quartiles; a single value as it is."""
+    """The three quartiles; a single value unchanged."""
     found = statistics.quantiles(values, n=4) if len(values) > 1 else values
     return [round(value, digits) for value in found]
 
 
 def today() -> str:
-    """The date, as figures bear it."""
+    """The date, in the form that figures use."""
     return datetime.date.today().isoformat()
 
 
@@ -47,12 +47,12 @@ def conditions() -> Record:
 
 
 def read(file: Path) -> Record:
-    """The figures of a file; nothing where there is none."""
+    """The figures of a file; nothing if there is no file."""
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def write(file: Path, found: Record) -> None:
-    """Replace a file of figures, which is whole at any moment."""
+    """Replace a file of figures atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f".{file.name}.{os.getpid()}")
     partial.write_text(json.dumps(found, indent=2) + "\n")
@@ -60,5 +60,5 @@ def write(file: Path, found: Record) -> None:
 
 
 def say(line: str) -> None:
-    """Tell of the progress, on standard error."""
+    """Report progress on standard error."""
     print(line, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A training of which only the step is timed: on batches that cost nothing, until its observer has seen enough."""
+"""A training for timing steps only: on batches that cost nothing, until its observer has seen enough."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _KEPT = 4
 
 
 def first_device() -> torch.device:
-    """The first GPU, or the CPU where there is none."""
+    """The first GPU, or the CPU if there is none."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
 class Prepared:
-    """Both splits of a benchmark's data, for one rank: a few batches, made once and handed out for ever."""
+    """Both splits of a benchmark's data, for one rank: a few batches, made once and repeated forever."""
 
     def __init__(self, config: TrainConfig, device: torch.device) -> None:
         """Make the batches on `device`, of the configuration's size and seed."""
@@ -57,14 +57,14 @@ class Prepared:
 
 
 class EnoughError(Exception):
-    """Everything is measured: raised by the observer of a training, to end it."""
+    """Everything is measured; a training's observer raises this to end the training."""
 
 
 def observe(training: Training, observer: Observer) -> None:
     """Train until the observer has seen enough.
 
     Raises:
-        RuntimeError: the run was over before.
+        RuntimeError: the run ended before that.
     """
     try:
         training.run(observer)
@@ -74,7 +74,7 @@ def observe(training: Training, observer: Observer) -> None:
 
 
 def finished(device: torch.device) -> float:
-    """The time, when the device has done all that was asked of it."""
+    """The time once the device has finished all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

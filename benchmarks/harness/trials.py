@@ -1,4 +1,4 @@
-"""Trials of a measurement that takes hours, kept one by one as they end, so that an interrupted one goes on."""
+"""Trials of a measurement that takes hours, stored one by one as they end, so that an interrupted one can resume."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Trials:
         self._file = file
 
     def parse(self, parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
-        """The arguments, `--fresh` included; forgets the kept trials where that is given."""
+        """The arguments, including `--fresh`, which deletes the kept trials."""
         parser.add_argument("--fresh", action="store_true", help="forget the trials kept from earlier")
         given = parser.parse_args(arguments)
         if given.fresh:
@@ -30,7 +30,7 @@ class Trials:
         return given
 
     def keep(self, part: str, number: int, record: Mapping[str, object]) -> None:
-        """Add one trial to those that are kept, and show it."""
+        """Add one trial to the kept ones, and show it."""
         self._file.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps({"date": today(), "part": part, "number": number, **record})
         with self._file.open("a") as stream:
@@ -42,7 +42,7 @@ class Trials:
         return [json.loads(line) for line in self._file.read_text().splitlines()] if self._file.exists() else []
 
     def missing(self, counts: Mapping[str, int]) -> list[Trial]:
-        """Those that were not run yet, in the order of `counts`, which says how many each part is to have."""
+        """Trials that have not run yet, in the order of `counts`, which gives the number of trials per part."""
         done = {(record["part"], record["number"]) for record in self.kept()}
         wanted = ((part, number) for part, count in counts.items() for number in range(count))
         return [trial for trial in wanted if trial not in done]
@@ -62,7 +62,7 @@ class Trials:
 
 
 def chance_of(trial: Trial) -> random.Random:
-    """The chance of a trial, the same whenever and after whatever it is run."""
+    """The random generator of a trial, the same whenever and after whatever it runs."""
     part, number = trial
     return random.Random(f"{part}/{number}")
 
@@ -70,10 +70,10 @@ def chance_of(trial: Trial) -> random.Random:
 def until(
     condition: Callable[[], object], seconds: float = 90, what: str = "the run went on", every: float = 0.02
 ) -> None:
-    """Wait for what comes in its own time, looking `every` so many seconds.
+    """Wait for a condition, checking it `every` so many seconds.
 
     Raises:
-        TimeoutError: it did not; names `what`.
+        TimeoutError: it did not come true; names `what`.
     """
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,4 +1,4 @@
-"""What is seen of runs that are killed: the workers' own records, the moment of the kill, and what is stored after."""
+"""Observations of killed runs: the workers' own records, the moment of the kill, and what is stored afterwards."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from workloads.convnext.run.run import Run
 
 
 class RunObservation:
-    """Everything that the workers of one run wrote of themselves."""
+    """Everything that the workers of one run recorded about themselves."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lines: dict[Path, tuple[int, list[dict[str, Any]]]] = {}
 
     def lines(self) -> list[dict[str, Any]]:
-        """All steps of all ranks of all attempts, in the order of time; a line cut short by a kill is left out."""
+        """All steps of all ranks in all attempts, ordered by time; a line cut short by a kill is left out."""
         for file in self.folder.glob("*.jsonl"):
             offset, known = self._lines.get(file, (0, []))
             with file.open("rb") as stream:
@@ -44,7 +44,7 @@ class RunObservation:
         return sorted((line for _, known in self._lines.values() for line in known), key=lambda line: line["time"])
 
     def attempts(self) -> list[int]:
-        """The attempts that got as far as a step, oldest first."""
+        """The attempts that reached a step, oldest first."""
         return sorted({line["attempt"] for line in self.lines()})
 
     def pids(self, attempt: int) -> dict[int, int]:
@@ -52,13 +52,13 @@ class RunObservation:
         return {line["rank"]: line["pid"] for line in self.lines() if line["attempt"] == attempt}
 
     def first(self, attempt: int) -> dict[str, Any]:
-        """The first step of an attempt that all its ranks have done."""
+        """The first step of an attempt, from the last rank to complete it."""
         mine = [line for line in self.lines() if line["attempt"] == attempt]
         step = min(line["step"] for line in mine)
         return max((line for line in mine if line["step"] == step), key=lambda line: line["time"])
 
     def kept(self) -> list[dict[str, Any]]:
-        """The steps that are part of the run's history: those of each attempt that the next one did not do again."""
+        """The steps that are part of the run's history: those of each attempt that later ones did not redo."""
         kept: list[dict[str, Any]] = []
         for attempt in self.attempts():
             mine = [line for line in self.lines() if line["attempt"] == attempt]
@@ -67,7 +67,7 @@ class RunObservation:
         return kept
 
     def exactness(self, epochs: int, images: int) -> dict[str, int]:
-        """Images missing and repeated over all epochs, of the history that the final weights come from."""
+        """Images missing and repeated over all epochs, in the history that led to the final weights."""
         missing = repeated = 0
         for epoch in range(epochs):
             counts = Counter(number for line in self.kept() if line["epoch"] == epoch for number in line["seen"])
@@ -78,13 +78,13 @@ class RunObservation:
 
 @contextlib.contextmanager
 def in_background(work: Callable[[], None]) -> Iterator[None]:
-    """Do something while the block runs; its failure is raised, and so is that the block ended before it was done."""
+    """Do something while the block runs. Raises its failure, or TimeoutError if the block ends before it is done."""
     failures: list[BaseException] = []
 
     def guarded() -> None:
         try:
             work()
-        except BaseException as error:  # raised again where it is seen
+        except BaseException as error:  # raised again in the caller's thread
             failures.append(error)
 
     thread = threading.Thread(target=guarded, daemon=True)
@@ -98,18 +98,18 @@ def in_background(work: Callable[[], None]) -> Iterator[None]:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL a process of Ray's, and no other that may have got its number."""
+    """SIGKILL one of Ray's processes, but no other that may have got its pid."""
     if not command(pid).startswith("ray::"):
         raise TimeoutError("the run ended before all its kills")
     os.kill(pid, signal.SIGKILL)
 
 
 def kill_worker(seen: RunObservation, wait: float, chance: random.Random) -> dict[str, float]:
-    """SIGKILL a random rank that long after its attempt's first step, and wait for the next attempt's first step.
+    """SIGKILL a random rank `wait` seconds after its attempt's first step; wait for the next attempt's first step.
 
     Returns:
         `recovered` seconds from the kill to the first new step; `redone` steps, the one in flight included;
-        `redone_seconds` from the state that was gone back to until the kill; `longest_step` seconds.
+        `redone_seconds` from the restored state to the kill; `longest_step` seconds.
     """
     before = len(seen.attempts())
     attempt = seen.attempts()[-1]
@@ -122,7 +122,7 @@ def kill_worker(seen: RunObservation, wait: float, chance: random.Random) -> dic
     mine = [line for line in seen.lines() if line["attempt"] == attempt and line["rank"] == 0]
     done = [line for line in mine if line["time"] <= killed]
     resumed = first["step"] - 1
-    # Where nothing was committed by this attempt, its own first state is what was gone back to.
+    # If this attempt committed nothing, the run went back to the attempt's own first state.
     times = [line["time"] for line in done]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     longest = max([*gaps, killed - times[-1]])

@@ -1,4 +1,4 @@
-"""The trials of `benchmarks.kills`: runs on a real Ray whose processes are killed, and what is read from them after."""
+"""The trials of `benchmarks.kills`: runs on a real Ray whose processes are killed, and what they leave."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from workloads.reporting.history import history
 from workloads.storage.folders import locate
 
 CPUS = 4
-"""Of the Ray that all trials share; a trial takes one, two or four of them."""
+"""CPUs of the Ray that all trials share; a trial takes one, two or four of them."""
 
 EPOCHS = 14
-"""Of a run that is killed twice: 112 steps."""
+"""Epochs of a run that is killed twice: 112 steps."""
 
 ABSENCE_TIMEOUT_SECONDS = 3.0
 
@@ -78,10 +78,10 @@ class Bench:
 
 
 def tried(bench: Bench, trial: Trial, given: argparse.Namespace, expected: str) -> Record:
-    """The record of one trial, of a failed one too, with the machine's load when it began.
+    """The record of one trial, even a failed one, with the machine's load at its start.
 
     Args:
-        bench: its place.
+        bench: the trial's place.
         trial: part and number.
         given: numbers of kills.
         expected: the final state of a run that nobody kills.
@@ -118,7 +118,7 @@ def undisturbed(bench: Bench, name: str) -> str:
 
 
 def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expected: str) -> Record:
-    """One run, some kills at random moments."""
+    """One run, with some kills at random moments."""
     run = bench.run(name, bench.config(epochs=EPOCHS))
     seen = RunObservation(Path(f"{run.folder.path}-observed"))
     done: list[dict[str, float]] = []
@@ -139,7 +139,7 @@ def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expec
 
 
 def resized_run(bench: Bench, name: str, chance: random.Random) -> Record:
-    """One run on two numbers of ranks, killed on each, and stopped at a random moment between them."""
+    """One run on two different numbers of ranks, killed on each, and stopped at a random moment in between."""
     legs = [bench.run(name, bench.config(epochs=EPOCHS), workers=size) for size in chance.sample([1, 2, 4], k=2)]
     seen = RunObservation(bench.directory / "runs" / f"{name}-observed")
     for leg, run in enumerate(legs):
@@ -161,7 +161,7 @@ def resized_run(bench: Bench, name: str, chance: random.Random) -> Record:
 
 
 def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random) -> Record:
-    """One rank does not come to a collective."""
+    """One rank does not join a collective."""
     run = bench.run(name, bench.config(epochs=8), collective_timeout=timeout)
     folder = Path(f"{run.folder.path}-observed")
     folder.mkdir(parents=True)
@@ -179,7 +179,7 @@ def absent_rank(bench: Bench, name: str, timeout: float, chance: random.Random) 
 
 
 def killed_drivers(bench: Bench, name: str, kills: int, chance: random.Random) -> Record:
-    """The command `train` itself, killed and given again, over and over: one run from first to last."""
+    """The command `train` itself, killed and restarted over and over: one run from first to last."""
     run = bench.run(name, bench.config())
     flags = [
         *("--run", name, "--data", str(bench.data), "--epochs", "400", "--workers", "2", "--wandb", "off"),
@@ -229,7 +229,7 @@ def baseline(bench: Bench, name: str, kills: int, chance: random.Random) -> Reco
         for _ in range(kills):
             done.append(kill_worker(seen, chance.uniform(0.05, 4 * INTERVAL_SECONDS), chance))
         pids = seen.pids(seen.attempts()[-1])
-        kill(pids[0])  # one more than the run survives: the end
+        kill(pids[0])  # one more than the run survives, which ends it
 
     with in_background(strike), contextlib.suppress(Exception):
         trainer.fit()

@@ -1,7 +1,7 @@
 """What the workers of `benchmarks.kills` run: the trainer under observation, and Ray Train's own way as the baseline.
 
-The oracle knows nothing of the sampler: each image of its data set carries its number in its pixels, and is read back
-from the batch that the model is given.
+The oracle knows nothing about the sampler: each image of its data set carries its number in its pixels, which are read
+back from the batch that the model gets.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from workloads.storage.folders import locate
 
 IMAGES, CLASSES = 512, 4
 BITS = 16
-"""Of an image's number: a grid of 4 x 4 squares of 8 pixels, white for 1."""
+"""Bits of an image's number: a grid of 4 x 4 squares of 8 pixels, white for 1."""
 
 ABSENT = "absent.json"
-"""In the observation's folder: which rank stays away from which step on. The rank that obeys removes it first."""
+"""File in the observation's folder: which rank stays away, and from which step. That rank first removes the file."""
 
 STOP = "stop"
-"""In the observation's folder: the run ends, without a word to the store, as if its driver had died."""
+"""File in the observation's folder that ends the run without telling the store, as if its driver had died."""
 
 
 FOLDERS: list[Path] = []
@@ -112,13 +112,13 @@ def observed(job: dict[str, Any]) -> Record:
 
 
 class _Reports:
-    """Ray Train's way: every so many steps all ranks report, rank 0 with a checkpoint."""
+    """Ray Train's way: all ranks report every so many steps, rank 0 with a checkpoint."""
 
     def __init__(self, every: int) -> None:
         self._every = every
 
     def record(self, record: Record) -> None:
-        """Metrics are not what is measured."""
+        """Do nothing: metrics are not measured."""
 
     def after_step(self, training: Training) -> None:
         """Report with a checkpoint, as Ray Train's user guide does."""
@@ -133,7 +133,7 @@ class _Reports:
 
 
 def baseline(job: dict[str, Any]) -> Record:
-    """The same training with Ray Train's checkpoints and resume, as its user guide has them."""
+    """The same training with Ray Train's checkpoints and resume, as in its user guide."""
     FOLDERS[:] = [Path(f"{locate(job['run']).path}-observed")]
     config = TrainConfig(**job["config"])
     device = ray.train.torch.get_device()

@@ -1,4 +1,4 @@
-"""One rank of `benchmarks.one_gpu`: a rank of `bench` in a process without Ray, which does what its connection asks."""
+"""One rank of `benchmarks.one_gpu`: a rank of `bench` in a process without Ray, which serves its parent's requests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ADDRESS = "127.0.0.1"
 
 
 def plan(timeout_seconds: float) -> RankPlan:
-    """The plan that `bench` has by default, without the exchanges that find a slow rank among several.
+    """The default plan of `bench`, without the exchanges that find a slow rank among several.
 
     Args:
         timeout_seconds: as the plan has it.
@@ -31,12 +31,12 @@ def plan(timeout_seconds: float) -> RankPlan:
 
 
 def layout(ranks: int, backend: str) -> Layout:
-    """So many ranks on this machine, and on its first GPU where NCCL is asked for."""
+    """So many ranks on this machine, and on its first GPU if NCCL is requested."""
     return Layout(nodes=1, ranks_per_node=ranks, gpus_per_node=int(backend == "nccl"))
 
 
 class LoneRank(Rank):
-    """Says itself what an actor learns from Ray."""
+    """Provides by itself what an actor learns from Ray."""
 
     def arrive(self) -> dict[str, Any]:
         """Facts about this rank's surroundings; from rank 0 also the meeting point."""
@@ -63,13 +63,13 @@ def serve(rank: LoneRank, connection: Connection) -> None:
         except Exception:
             traceback.print_exc()
             sys.stderr.flush()
-            # An orderly end could wait for the other rank, in the destructor of what both share.
+            # An orderly exit could wait for the other rank, in the destructor of what both share.
             os._exit(1)
         connection.send(answer)
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Be the rank that the parent asks for.
+    """Run the rank that the parent asks for.
 
     Args:
         arguments: the parent's process, without which this one ends; file descriptor of the connection; this rank; how

@@ -1,4 +1,4 @@
-"""The ranks of `benchmarks.one_gpu`, seen from their parent: started, asked alike, and ended however it goes."""
+"""The ranks of `benchmarks.one_gpu`, seen from their parent: started, given the same requests, and always ended."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from workloads.errors import WorkloadError, WorkloadFailedError
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 START_SECONDS = 50.0
-"""How long a rank may take to start at least: it loads what this process has loaded already."""
+"""Minimum time allowed for a rank's start: it loads what this process has already loaded."""
 
 AFTERMATH_SECONDS = 5.0
-"""How long after a first failure the others are waited for, so that it is known how each of them ended."""
+"""How long to wait for the other ranks after a first failure, to learn how each of them ended."""
 
 KILL_SECONDS = 10.0
-"""Longest wait for a process that was killed; one in the GPU's driver may take that long."""
+"""Longest wait for a killed process; one in the GPU's driver may take that long."""
 
 WORDS = 12
-"""Lines that are shown of what a rank wrote last."""
+"""How many of a rank's last lines are shown."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class _RankProcess:
     popen: subprocess.Popen[bytes]
     connection: Connection
     words: int
-    """File descriptor of what it writes to its standard output and error."""
+    """File descriptor of the file with its standard output and error."""
 
     def state(self) -> tuple[int, str]:
-        """Way in which it ended; the more telling ones come first in order."""
+        """How it ended; more telling ways sort first."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.popen.wait(0.5)
         code = self.popen.returncode
@@ -52,32 +52,32 @@ class _RankProcess:
         return (0, f"was ended by {signal.Signals(-code).name}") if code < 0 else (2, f"ended with status {code}")
 
     def last_words(self) -> list[str]:
-        """The last lines that it wrote, without the places in torch's binary that make up most of an error of NCCL."""
+        """Its last lines, without the addresses in torch's binary that make up most of an NCCL error."""
         text = os.pread(self.words, os.fstat(self.words).st_size, 0).decode(errors="replace")
         return [line for line in text.splitlines() if line.strip() and not line.startswith("frame #")][-WORDS:]
 
 
 class Ranks:
-    """The ranks of one process group: each request goes to all of them, and all have answered before the next."""
+    """The ranks of one process group: each request goes to all of them, and all must answer before the next."""
 
     def __init__(self, processes: Sequence[_RankProcess], limit: float) -> None:
         self._processes = processes
         self._limit = limit
 
     def ask(self, method: str, *arguments: object, limit: float = 0.0) -> list[Any]:
-        """Call a method of every rank; the answers, by rank.
+        """Call a method of every rank; returns the answers, by rank.
 
         Args:
-            method: its name.
-            arguments: its own.
-            limit: seconds that the answers may take; those of every request where it is less.
+            method: name of the method.
+            arguments: its arguments.
+            limit: seconds that the answers may take, if more than the limit of every request.
 
         Raises:
-            WorkloadError: a rank's own.
+            WorkloadError: a rank raised it.
             WorkloadFailedError: a rank died or gave no answer; says how each ended, with its last words.
         """
         for one in self._processes:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is heard of below
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is noticed below
                 one.connection.send((method, *arguments))
         waiting = {one.connection: rank for rank, one in enumerate(self._processes)}
         answers: dict[int, Any] = {}
@@ -98,7 +98,7 @@ class Ranks:
         return [answers[rank] for rank in range(len(self._processes))]
 
     def join(self) -> list[dict[str, Any]]:
-        """Let the ranks meet; what each runs on."""
+        """Let the ranks meet; returns what each runs on."""
         arrived = self.ask("arrive", limit=START_SECONDS)
         joined = self.ask("join", *arrived[0]["meeting"], 0)
         return [{**before, **after} for before, after in zip(arrived, joined, strict=True)]
@@ -127,14 +127,14 @@ def started(backend: str, limit: float, logs: Sequence[Mapping[str, str]]) -> It
     Args:
         backend: `nccl` or `gloo`.
         limit: seconds that one answer may take.
-        logs: NCCL's settings with which each rank writes its log; none where it is not to.
+        logs: NCCL's settings with which each rank writes its log; empty if it writes none.
     """
     with contextlib.ExitStack() as stack:
         processes = []
         for rank, log in enumerate(logs):
             ours, theirs = (stack.enter_context(end) for end in multiprocessing.Pipe())
             words = stack.enter_context(tempfile.TemporaryFile())
-            # A rank that waits for another gives up before its parent does, as its own error says more.
+            # A rank that waits for another gives up before its parent does, as the rank's own error says more.
             arguments = (os.getpid(), theirs.fileno(), rank, len(logs), backend, limit * 2 / 3)
             popen = subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.one_gpu_ranks.rank", *map(str, arguments)],
@@ -144,7 +144,7 @@ def started(backend: str, limit: float, logs: Sequence[Mapping[str, str]]) -> It
                 stdout=words,
                 stderr=subprocess.STDOUT,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C is the parent's to answer
+                start_new_session=True,  # the parent handles Ctrl-C
             )
             stack.callback(_end, popen)
             theirs.close()
@@ -153,7 +153,7 @@ def started(backend: str, limit: float, logs: Sequence[Mapping[str, str]]) -> It
 
 
 def environment(rank: int) -> dict[str, str]:
-    """Each rank is a host of its own to NCCL, which else refuses two ranks on one GPU, and has sockets alone."""
+    """Variables that make each rank a separate host to NCCL, which else refuses two on one GPU, with only sockets."""
     own = {"NCCL_HOSTID": f"one-gpu-rank-{rank}", "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo"}
     # One thread, as Ray gives a rank.
     return {"OMP_NUM_THREADS": "1", **os.environ, **own}

@@ -1,1 +1,1 @@
-"""What others have published of their measurements."""
+"""Measurements that others have published."""

@@ -1,4 +1,4 @@
-"""Published tables of collectives on nodes of eight GPUs, as data: what the scaling model is fitted on and tested with.
+"""Published tables of collectives on nodes of eight GPUs, as data for fitting and testing the scaling model.
 
 Figures are quoted as printed, so times and bandwidths have the digits of their source. Sizes are in bytes.
 """
@@ -18,11 +18,11 @@ class Table:
     op: str = "all_reduce"
     nodes: int
     seconds: dict[int, float]
-    """Time of a call, out of place where both were printed, by size."""
+    """Time of a call by size; out of place if both were printed."""
     algorithms: tuple[str, ...]
-    """Among which NCCL could choose, by the source's words or settings: names of `scaling.ALGORITHMS`."""
+    """Algorithms among which NCCL could choose, by the source's words or settings: names of `scaling.ALGORITHMS`."""
     source: str
-    """Public place, and what was measured there."""
+    """Public source, and what was measured there."""
 
 
 def _times(first: int, microseconds: str) -> dict[int, float]:
@@ -201,4 +201,4 @@ TESTS: tuple[Table, ...] = (
         source=f"{_ML_ENGINEERING}: nccl-tests",
     ),
 )
-"""What nothing was fitted on."""
+"""Tables that nothing was fitted on."""
