@@ -185,10 +185,10 @@ def main(given: Sequence[str] | None = None) -> int:
 
 
 def _missing(lives: Sequence[Record], calls: Mapping[str, int], seed: int) -> list[tuple[dict[str, int], Cut]]:
-    """The lives still to be lived, in random order: first one for each call of `up`, with the cuts in turn; then those
-    with the other cuts, where calls that Google carried out come before those that it never got. The calls of `destroy`
-    are spread over these. A life is repeated for a call that never came, as GKE refuses, and must be asked again, in
-    some runs only."""
+    """The lives still to be lived: first one for each call of `up`, with the cuts in turn; then those with the other
+    cuts, calls that Google carried out before calls that it never got; each group in random order. The calls of
+    `destroy` are spread over these. A life is repeated for a call of `destroy` that never came, as only in some runs
+    GKE refuses and must be asked again."""
     lived, destroyed = {(one["at"]["up"], one["cut"]) for one in lives}, {one["at"]["destroy"] for one in lives}
     cuts = get_args(Cut)
     chance = random.Random(seed)

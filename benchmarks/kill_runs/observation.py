@@ -52,7 +52,7 @@ class RunObservation:
         return {line["rank"]: line["pid"] for line in self.lines() if line["attempt"] == attempt}
 
     def first(self, attempt: int) -> dict[str, Any]:
-        """The first step of an attempt, from the last rank to complete it."""
+        """The first step of an attempt, as recorded by the last rank to do it."""
         mine = [line for line in self.lines() if line["attempt"] == attempt]
         step = min(line["step"] for line in mine)
         return max((line for line in mine if line["step"] == step), key=lambda line: line["time"])

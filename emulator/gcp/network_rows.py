@@ -68,7 +68,7 @@ NETWORK_ROWS: dict[str, ResourceType] = {
             "name network description externalIpv6Prefix internalIpv6Prefix params region reservedInternalRange "
             "resolveSubnetMask project"
         ),
-        # The only change in place is that a range grows.
+        # In place, a range can only grow.
         replaces_if={"ipCidrRange": lambda old, new: new == UNKNOWN or not _grew(old, new)},
         defaults=paths("allowSubnetCidrRoutesOverlap privateIpGoogleAccess privateIpv6GoogleAccess purpose stackType"),
         not_computed=paths("reservedInternalRange secondaryIpRanges.reservedInternalRange"),

@@ -23,7 +23,7 @@ class TimeSeries(Collection):
     def do_list(self, call: Call) -> Body:
         wanted = _conditions(call.query.get("filter", ""))
         ended = datetime.fromisoformat(call.query["interval.endTime"])
-        # Discovery document, TimeInterval: an interval excludes its start, which is its end by default.
+        # Discovery document, TimeInterval: an interval excludes its start, which defaults to its end.
         began = datetime.fromisoformat(call.query.get("interval.startTime", call.query["interval.endTime"]))
         found: list[Body] = []
         for one in call.cloud.list(self.kind, f"projects/{call.project}/"):
