@@ -74,7 +74,7 @@ def test_on_a_mac_two_commands_never_train_one_run(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
     folder = locate(str(tmp_path))
     with run_beat.alone(folder, "a", "first", print, embedded=True):
-        eventually(folder.files)
+        eventually(lambda: run_beat._beat(folder))
         with (
             pytest.raises(UsageError, match="by attempt first"),
             run_beat.alone(folder, "a", "second", print, embedded=True),
