@@ -116,7 +116,7 @@ class Team(pulumi.ComponentResource):
                         api_group="rbac.authorization.k8s.io", kind="Role", name="members"
                     ),
                     subjects=[_subject(member) for member in args.members],
-                    # Whoever may submit must find what holds a job.
+                    # A member who may submit must find everything that a job needs.
                     opts=pulumi.ResourceOptions(parent=self, depends_on=[*found, role]),
                 )
             ]

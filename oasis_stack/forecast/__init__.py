@@ -1,1 +1,1 @@
-"""Google's forecast of capacity, and the ladder that it speaks for."""
+"""Google's forecast of capacity, and the ladder that it is about."""
