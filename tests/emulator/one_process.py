@@ -436,8 +436,8 @@ def _restore(wanted: dict[str, Any], before: Mapping[str, Any], path: list[str])
             _restore(wanted[name], below, rest)
         elif isinstance(below, list):
             wanted[name] = copy.deepcopy(wanted[name])
-            for one, other in list(zip(wanted[name], below, strict=False))[int(rest[0]) :][:1]:
-                _restore(one, other, rest[1:])
+            if (index := int(rest[0])) < min(len(below), len(wanted[name])):
+                _restore(wanted[name][index], below[index], rest[1:])
     elif name in before:
         wanted[name] = before[name]
     else:

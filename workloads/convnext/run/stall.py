@@ -60,8 +60,8 @@ class StallWatch:
 
         Args:
             workers: Ray Train's handles of the ranks.
-            seconds: how long no rank may move before that is reported. It is reported again after twice the time, and
-                in the end every four times `seconds`.
+            seconds: how long no rank may be seen to move before that is reported: up to half as long again after it
+                moved. It is reported again after twice the time, and in the end every four times `seconds`.
             tell: called with one sentence.
         """
         self._workers, self._seconds, self._tell = workers, seconds, tell
@@ -118,16 +118,16 @@ def told(seconds: float, ranks: Sequence[Whereabouts]) -> str:
         ranks: all of them.
     """
     together: dict[str, list[Whereabouts]] = {}
-    for one in ranks:
-        together.setdefault(one.line, []).append(one)
+    for rank in ranks:
+        together.setdefault(rank.line, []).append(rank)
     parts = []
     for line, group in sorted(together.items(), key=lambda item: len(item[1])):
-        one = len(group) == 1
+        single = len(group) == 1
         if len(group) <= NAMED:
             who = " and ".join(f"rank {member.rank} ({member.host}, process {member.process})" for member in group)
         else:
             who = counted(len(group), "rank") if len(together) > 1 else f"all {len(group)} ranks"
-        does = f"{'is' if one else 'are'} in {line}" if line else f"{'gives' if one else 'give'} no answer"
+        does = f"{'is' if single else 'are'} in {line}" if line else f"{'gives' if single else 'give'} no answer"
         parts.append(f"{who} {does}")
     return f"no progress for {seconds:.0f} s: {'; '.join(parts)}"
 
