@@ -60,8 +60,8 @@ class StallWatch:
 
         Args:
             workers: Ray Train's handles of the ranks.
-            seconds: how long no rank may be seen to move before that is reported: up to half as long again after it
-                moved. It is reported again after twice the time, and in the end every four times `seconds`.
+            seconds: how long no rank may be seen to move before that is reported. It is reported again after twice the
+                time, and in the end every four times `seconds`.
             tell: called with one sentence.
         """
         self._workers, self._seconds, self._tell = workers, seconds, tell
@@ -83,8 +83,8 @@ class StallWatch:
             answered, waiting = ray.wait(self._questions, num_returns=len(self._questions), timeout=0)
             if not waiting or now - self._asked >= ANSWER_SECONDS:
                 self._judge(now, [question if question in answered else None for question in self._questions])
-        # Twice within `seconds`: ranks that moved between two answers get on, however seldom they report.
-        elif now - max(self._since, self._asked) >= self._seconds / 2:
+        # Several times within `seconds`: ranks that moved between two answers get on, however seldom they report.
+        elif now - max(self._since, self._asked) >= self._seconds / 4:
             self._questions, self._asked = [worker.execute_async(whereabouts) for worker in self._workers], now
 
     def _moved(self) -> None:
