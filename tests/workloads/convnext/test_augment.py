@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -21,10 +19,9 @@ from workloads.convnext.images.augment import (
     QUANTILES,
     DeviceAugmentation,
     beta_quantiles,
-    keyed,
-    loader_transform,
 )
-from workloads.convnext.images.data import ResidentImages
+from workloads.convnext.images.framing import Framing
+from workloads.convnext.images.randaugment import randaugment
 from workloads.convnext.images.sampling import order, slots
 
 RECIPE = {"label_smoothing": 0.1, "mixup": 0.8, "cutmix": 1.0, "random_erasing": 0.25}
@@ -158,76 +155,96 @@ def test_a_step_is_altered_alike_whatever_the_number_of_workers_and_parts() -> N
 def test_the_device_is_never_waited_for() -> None:
     # A tensor of the meta device has no values: whatever looked at one to decide would fail.
     meta = torch.device("meta")
-    augment = DeviceAugmentation(small(**RECIPE), 10, meta)
+    augment = DeviceAugmentation(small(**RECIPE, augmentation="crop-flip", randaugment=27), 10, meta)
     images = torch.empty(7, 3, 32, 32, dtype=torch.uint8, device=meta)
-    labels, indices = (torch.empty(7, dtype=torch.int64, device=meta) for _ in range(2))
-    pixels, targets = augment(images, labels, indices, epoch=0)
+    labels = torch.empty(7, dtype=torch.int64, device=meta)
+    pixels, targets = augment(images, labels, torch.arange(7), epoch=0)
     assert (pixels.shape, targets.shape) == ((7, 3, 32, 32), (7, 10))
 
 
-# In the loader
+# What moves
 
 
-def noise(width: int, height: int) -> Image.Image:
-    levels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    return Image.fromarray(levels)
+def noise(count: int, side: int) -> Tensor:
+    return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"augmentation": "crop-flip"}, {"augmentation": "shift"}, {"randaugment": 9}, {"randaugment": 30}],
-    ids=str,
-)
-def test_a_picture_is_altered_by_image_and_epoch_alone_and_validation_is_left_alone(changes: dict[str, Any]) -> None:
-    config = small(resident=False, **changes)
-    picture, transform = noise(50, 40), loader_transform(config, train=True)
-    first = [keyed(transform, picture, index, seed=1, epoch=1) for index in range(20)]
+@pytest.mark.parametrize("magnitude", [1, 9, 14, 27, 30])
+@pytest.mark.parametrize("side", [32, 224])
+def test_randaugment_has_torchvisions_operations_to_the_bit(magnitude: int, side: int) -> None:
+    picture = noise(1, side)
+    fill = [round(level) for level in MEAN]
+    theirs = v2.RandAugment(num_ops=1, magnitude=magnitude, interpolation=v2.InterpolationMode.BILINEAR, fill=fill)
+    torch.manual_seed(0)
+    # 500 draws of 28 equally likely operations.
+    expected = {theirs(picture[0]).numpy().tobytes() for _ in range(500)}
+    every = randaugment(picture.expand(28, -1, -1, -1), [torch.arange(28)], magnitude, fill)
+    assert {one.numpy().tobytes() for one in every} == expected
+
+
+def test_images_of_a_batch_draw_their_operations_for_themselves_one_after_the_other() -> None:
+    images, first, second = noise(50, 32), torch.randperm(50), torch.randperm(50)
+    whole = randaugment(images, [first, second], 9, [0, 0, 0])
+    for number in range(50):
+        mine = slice(number, number + 1)
+        once = randaugment(images[mine], [first[mine]], 9, [0, 0, 0])
+        assert torch.equal(randaugment(once, [second[mine]], 9, [0, 0, 0])[0], whole[number])
+    assert not torch.equal(whole, images)
+
+
+MOVING = [{"augmentation": "crop-flip"}, {"augmentation": "shift"}, {"randaugment": 9}, {"randaugment": 30}]
+
+
+@pytest.mark.parametrize("changes", MOVING, ids=str)
+def test_an_image_is_moved_by_itself_and_the_epoch_alone_whichever_batch_it_falls_into(changes: dict[str, Any]) -> None:
+    images, labels = noise(32, 32), torch.zeros(32, dtype=torch.int64)
+    augment = DeviceAugmentation(small(seed=3, **changes), 1, CPU)
+    whole, _ = augment(images, labels, torch.arange(32), epoch=5)
     torch.rand(100)  # whatever else draws meanwhile
-    assert all(torch.equal(first[index], keyed(transform, picture, index, 1, 1)) for index in reversed(range(20)))
-    for seed, epoch in ((1, 2), (2, 1)):
-        again = [keyed(transform, picture, index, seed, epoch) for index in range(20)]
-        assert sum(torch.equal(one, other) for one, other in zip(first, again, strict=True)) < 10
-    assert len({one.numpy().tobytes() for one in first}) > 8
-    assert all(one.shape == (3, 32, 32) and one.dtype == torch.uint8 for one in first)
-
-    plain = loader_transform(config, train=False)
-    assert torch.equal(keyed(plain, picture, 0, 1, 1), keyed(plain, picture, 1, 2, 3))
-
-
-def test_the_loader_leaves_the_callers_random_numbers_as_they_were() -> None:
-    torch.manual_seed(4)
-    expected = torch.rand(3)
-    torch.manual_seed(4)
-    config = small(resident=False, augmentation="crop-flip", randaugment=9)
-    keyed(loader_transform(config, train=True), noise(50, 40), 0, 0, 0)
-    assert torch.equal(torch.rand(3), expected)
+    for slot in (cut for rank in (0, 1) for cut in slots(torch.randperm(32), 8, rank, 2)):
+        part, _ = augment(images[slot.indices], labels[slot.indices], slot.indices, epoch=5)
+        assert torch.equal(part, whole[slot.indices])
+    assert not torch.equal(whole, augment(images, labels, torch.arange(32), epoch=6)[0])
+    assert not torch.equal(
+        whole, DeviceAugmentation(small(seed=4, **changes), 1, CPU)(images, labels, torch.arange(32), 5)[0]
+    )
 
 
 def test_a_stronger_randaugment_changes_more() -> None:
-    gradient = Image.linear_gradient("L").resize((64, 64)).convert("RGB")
+    gradient = torch.arange(64, dtype=torch.uint8).mul(4).expand(100, 3, 64, 64)
 
     def change(magnitude: int) -> float:
-        config = small(resident=False, image_size=64, randaugment=magnitude)
-        transform, plain = loader_transform(config, True), loader_transform(config, False)(gradient).float()
-        altered = [keyed(transform, gradient, index, 0, 0).float() for index in range(100)]
-        return float(torch.stack([(one - plain).abs().mean() for one in altered]).mean())
+        augment = DeviceAugmentation(small(randaugment=magnitude), 1, CPU)
+        altered, _ = augment(gradient, torch.zeros(100, dtype=torch.int64), torch.arange(100), 0)
+        return float((altered - augment.normalise(gradient)).abs().mean())
 
     assert change(0) == 0
-    assert 1 < change(3) < change(15) < change(30)
+    assert change(3) < change(15) < change(30)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"augmentation": "crop-flip"}, {"augmentation": "shift", "randaugment": 9}], ids=str
-)
-def test_a_resident_image_is_altered_alike_whichever_batch_it_falls_into(changes: dict[str, Any]) -> None:
-    images = torch.randint(0, 256, (32, 3, 32, 32), dtype=torch.uint8)
-    config = small(seed=3, **changes)
-    source = ResidentImages(images, torch.zeros(32, dtype=torch.int64), ["a"], config, train=True)
-    visit = torch.arange(32)
-    whole = next(source.batches(slots(visit, 32, 0, 1), epoch=5)).images
-    parts = [batch.images for rank in (0, 1) for batch in source.batches(slots(visit, 8, rank, 2), epoch=5)]
-    indices = [slot.indices for rank in (0, 1) for slot in slots(visit, 8, rank, 2)]
-    assert torch.equal(torch.cat(parts), whole[torch.cat(indices)])
-    assert not torch.equal(whole, next(source.batches(slots(visit, 32, 0, 1), epoch=6)).images)
-    held_out = ResidentImages(images, torch.zeros(32, dtype=torch.int64), ["a"], config, train=False)
-    assert torch.equal(next(held_out.batches(slots(visit, 32, 0, 1), epoch=5)).images, images)
+# What is seen of a picture
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 700), (375, 500), (500, 375)])
+def test_a_random_part_lies_in_the_picture_follows_its_seed_and_leaves_the_callers_random_numbers(
+    height: int, width: int
+) -> None:
+    framing = Framing(small(resident=False, augmentation="crop-flip"), train=True)
+    torch.manual_seed(4)
+    expected = torch.rand(3)
+    torch.manual_seed(4)
+    parts = [framing(height, width, seed) for seed in range(300)]
+    assert torch.equal(torch.rand(3), expected)
+    assert parts == [framing(height, width, seed) for seed in range(300)]
+    for top, left, tall, wide in parts:
+        assert min(top, left) >= 0 and tall >= 1 and wide >= 1 and top + tall <= height and left + wide <= width
+    if min(height, width) > 300:
+        # 8 to 100 % of the picture, evenly, but for those that fit nowhere.
+        shares = torch.tensor([tall * wide / (height * width) for _, _, tall, wide in parts])
+        assert 0.07 < shares.min() < 0.12 and 0.42 < shares.mean() < 0.56 and shares.max() > 0.9
+
+
+def test_validation_sees_the_middle_and_what_is_neither_cropped_nor_random_the_whole() -> None:
+    assert Framing(small(augmentation="crop-flip", resident=False), train=False)(400, 800, 7) == (25, 225, 350, 350)
+    assert Framing(small(augmentation="crop-flip", resident=True), train=True)(400, 800, 7) == (25, 225, 350, 350)
+    assert Framing(small(augmentation="shift", resident=False), train=True)(400, 800, 7) == (0, 0, 400, 800)

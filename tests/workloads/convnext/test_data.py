@@ -9,6 +9,8 @@ import io
 import itertools
 import json
 import os
+import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -17,14 +19,17 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import simplejpeg
 import torch
 from PIL import Image
 from torch import Tensor
+from torchvision.transforms.v2 import functional
 
 from oasis_stack.command_line.stack_file import ROOT
 from tests.support.command_line import CommandLine
@@ -35,12 +40,13 @@ from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import data, stream
 from workloads.convnext.images.data import ResidentImages, sources, stores
 from workloads.convnext.images.folder import FolderPictures, image_files
+from workloads.convnext.images.framing import Box
 from workloads.convnext.images.location import SYNTHETIC, check_data, fetched
 from workloads.convnext.images.pack import Picture, write_split
-from workloads.convnext.images.pictures import decode
+from workloads.convnext.images.pictures import square
 from workloads.convnext.images.sampling import Batch, Slot, Source, slots
 from workloads.convnext.images.shards import CLASS_NAMES, INDEX_SUFFIX, ShardPictures, index_path
-from workloads.convnext.images.stream import StreamedImages
+from workloads.convnext.images.stream import StreamedImages, streamed
 from workloads.convnext.run import train_group
 from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
 
@@ -261,10 +267,10 @@ def test_loader_processes_give_what_the_training_process_gives_epoch_after_epoch
         if layout == "folder"
         else shard_folder(tmp_path, [0, 0, 0, 0, 1, 1, 1])
     )
-    altered = {"augmentation": "crop-flip", "randaugment": 9}
-    here, _ = sources(small(**altered), root, CPU)
-    there, _ = sources(small(**altered, loader_workers=2), root, CPU)
+    here, held_out = sources(small(augmentation="crop-flip"), root, CPU)
+    there, held_out_there = sources(small(augmentation="crop-flip", loader_workers=2), root, CPU)
     first = everything(there, epoch=1)
+    assert torch.equal(everything(held_out_there)[0], everything(held_out)[0])
     # An epoch that is given up in its middle, as by a run that ends, leaves nothing behind for the next.
     given_up = there.batches(slots(torch.arange(7), 2, 0, 1), 5)
     next(given_up)
@@ -295,7 +301,7 @@ def test_a_slot_that_is_decoded_in_parts_is_the_same(
     parted, _ = sources(small(augmentation="crop-flip", batch_size=12, loader_workers=processes), root, CPU)
     asked = slots(torch.arange(12), 12, 0, 1)
     [batch] = parted.batches(asked, 3)
-    assert isinstance(parted, StreamedImages) and [len(part) for part in parted._visits] == [5, 5, 2]
+    assert isinstance(parted, StreamedImages) and [len(part) for part in parted._loader._visits] == [5, 5, 2]
     assert torch.equal(batch.images, images) and torch.equal(batch.labels, labels)
 
 
@@ -321,7 +327,7 @@ def test_indices_of_resident_images_go_to_a_gpu_once_from_pinned_memory_and_are_
         return copies[-1][2]
 
     images, labels = torch.randint(0, 256, (8, 3, 4, 4), dtype=torch.uint8), torch.arange(8)
-    source = ResidentImages(images.as_subclass(OnGpu) if on_gpu else images, labels, ["a"], small(), train=True)
+    source = ResidentImages(images.as_subclass(OnGpu) if on_gpu else images, labels, ["a"])
     cut = slots(torch.randperm(8), 4, 0, 1)
     with monkeypatch.context() as patched:
         patched.setattr(Slot, "pinned", pin)  # which needs a GPU's driver
@@ -331,7 +337,7 @@ def test_indices_of_resident_images_go_to_a_gpu_once_from_pinned_memory_and_are_
     sent = pinned if on_gpu else cut
     for batch, slot, ready, (given, non_blocking, copy) in zip(batches, cut, sent, copies, strict=True):
         assert given is ready.indices and non_blocking
-        assert batch.slot.indices is copy and batch.slot.weights is ready.weights
+        assert batch.slot is ready and len(copy) == 4
         assert torch.equal(batch.images, images[slot.indices]) and torch.equal(batch.labels, labels[slot.indices])
 
 
@@ -368,11 +374,88 @@ def test_a_picture_of_any_mode_becomes_the_rgb_that_a_person_sees(tmp_path: Path
     content, colour = ODD[name]
     suffix = ".jpg" if content[:2] == b"\xff\xd8" else ".png"
     write_split([Picture("odd", suffix, content, 0)], tmp_path / "train")
-    picture = decode(ShardPictures(tmp_path / "train", None), 0)
-    assert picture.mode == "RGB"
-    seen = picture.getpixel((0, 0))
-    assert isinstance(seen, tuple)
-    assert max(abs(one - other) for one, other in zip(seen, colour, strict=True)) <= 2
+    seen = square(ShardPictures(tmp_path / "train", None), 0, lambda *size: (0, 0, *size), side=4)
+    assert (seen.shape, seen.dtype) == ((4, 4, 3), torch.uint8)
+    assert (seen.int() - torch.tensor(colour)).abs().max() <= 2
+
+
+def waves(height: int, width: int) -> Image.Image:
+    """A picture as smooth as a photograph."""
+    rows, columns = np.mgrid[:height, :width]
+    levels = [128 + 100 * np.sin(rows / (20 + 9 * band)) * np.cos(columns / (31 - 7 * band)) for band in range(3)]
+    return Image.fromarray(np.stack(levels, -1).round().astype(np.uint8))
+
+
+class One:
+    """A store of one picture."""
+
+    classes: tuple[str, ...] = ("a",)
+    labels = np.zeros(1, dtype=np.int64)
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def read(self, index: int) -> bytes:
+        return self.content
+
+    def name(self, index: int) -> str:
+        return "the picture"
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 20}], ids=str)
+def test_of_a_jpeg_the_part_is_what_pillow_decodes(options: dict[str, Any]) -> None:
+    content = saved(waves(90, 120), "JPEG", **options)
+    with Image.open(io.BytesIO(content)) as picture:
+        part = torch.from_numpy(np.array(picture))[10:70, 5:115].permute(2, 0, 1)
+    expected = functional.resize(part, [64, 64], antialias=True).permute(1, 2, 0)
+    assert torch.equal(square(One(content), 0, lambda *_: (10, 5, 60, 110), side=64), expected)
+
+
+@pytest.mark.parametrize("times", [2, 4, 8, 11])
+def test_a_part_with_pixels_to_spare_is_decoded_at_a_smaller_scale_and_looks_the_same(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = saved(waves(32 * times + 37, 40 * times + 30), "JPEG", quality=95)
+    decoded: list[tuple[int, ...]] = []
+
+    def decode(*given: Any, **options: Any) -> np.ndarray[Any, Any]:
+        decoded.append((pixels := simplejpeg.decode_jpeg(*given, **options)).shape)
+        return pixels
+
+    monkeypatch.setattr(
+        "workloads.convnext.images.pictures.simplejpeg",
+        SimpleNamespace(decode_jpeg=decode, decode_jpeg_header=simplejpeg.decode_jpeg_header),
+    )
+
+    def frame(height: int, width: int) -> Box:
+        return (16, 8, 32 * times, 40 * times)
+
+    small = square(One(content), 0, frame, side=32)
+    scale = min(times, 8)
+    assert decoded == [(-(-(32 * times + 37) // scale), -(-(40 * times + 30) // scale), 3)]
+    whole = torch.from_numpy(simplejpeg.decode_jpeg(content)).permute(2, 0, 1)
+    expected = functional.resize(functional.crop(whole, *frame(0, 0)), [32, 32], antialias=True).permute(1, 2, 0)
+    difference = (small.int() - expected.int()).abs().float()
+    assert difference.mean() < 2 and difference.max() < 12, (difference.mean(), difference.max())
+
+
+def test_a_shard_is_opened_once_by_each_process_and_no_more_than_half_of_the_open_files_are_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = ShardPictures(shard_folder(tmp_path, [0, 1] * 6) / "train", None)
+    opened: list[str] = []
+    monkeypatch.setattr(
+        os, "open", lambda path, flags, real=os.open: opened.append(Path(path).name) or real(path, flags)
+    )
+    contents = [store.read(index) for index in range(12)]
+    shards = sorted(set(opened))
+    assert sorted(opened) == shards and len(shards) > 3
+    assert [store.read(index) for index in reversed(range(12))] == contents[::-1]
+    assert len(opened) == len(shards)
+    copy = pickle.loads(pickle.dumps(store))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (4, 4))
+    assert [copy.read(index) for index in (*range(12), 0)] == [*contents, contents[0]]
+    assert len(copy._open) == 2
 
 
 # What is wrong
@@ -541,7 +624,9 @@ def test_data_that_changes_or_vanishes_while_it_is_read_is_said(tmp_path: Path) 
     os.truncate(shard, 9000)  # in the second picture
     with pytest.raises(DataIntegrityError, match=r"00000.tar: picture001.png is cut short"):
         everything(train)
-    shard.unlink()
+    train, _ = sources(small(), shard_folder(tmp_path / "gone", [0, 1, 0, 1]), CPU)
+    for shard in (tmp_path / "gone" / "train").glob("*.tar"):
+        shard.unlink()
     with pytest.raises(DataIntegrityError, match=r"00000.tar is gone"):
         everything(train)
 
@@ -566,7 +651,7 @@ class Deadly:
 
 def _said_when_a_process_dies() -> tuple[str, str]:
     try:
-        everything(StreamedImages(Deadly(), small(loader_workers=1), train=True))
+        everything(streamed([Deadly()], small(loader_workers=1))[0])
     except PlaceError as error:
         return error.problem, error.remedy
     raise AssertionError("nothing was noticed")
@@ -601,8 +686,8 @@ import multiprocessing, sys, time
 from pathlib import Path
 import torch
 from tests.workloads.convnext.test_data import CPU, everything, small, sources
-train, _ = sources(small(loader_workers=2), Path(sys.argv[1]), CPU)
-everything(train)
+for split in sources(small(loader_workers=2), Path(sys.argv[1]), CPU):
+    everything(split)
 print(*(process.pid for process in multiprocessing.active_children()), flush=True)
 time.sleep(600)
 """

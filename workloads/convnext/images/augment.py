@@ -1,4 +1,4 @@
-"""Augmentation of training images: one by one in the loader, and in batches on the device, where they are also mixed.
+"""Augmentation of training images on the device, in batches; `framing` has the part that the loader does.
 
 Every draw depends on (seed, epoch, image) alone. torchvision's own MixUp, CutMix and RandomErasing cannot do that: they
 draw once for a whole batch, from a generator whose state depends on what ran before.
@@ -7,16 +7,14 @@ draw once for a whole batch, from a generator whose state depends on what ran be
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from scipy.special import betaincinv
 from torch import Tensor
-from torchvision.transforms import v2
 
 from workloads.convnext.config import TrainConfig
+from workloads.convnext.images.randaugment import randaugment
 from workloads.convnext.images.sampling import Draw, chance
 
 MEAN = (123.675, 116.28, 103.53)
@@ -33,51 +31,10 @@ ERASED_RATIO = (0.3, 3.3)
 QUANTILES = 2**14
 """Values that a mixing share can have: finer than a pixel's 256 levels show."""
 
-Transform = Callable[[Any], Tensor]
-
-
-def loader_transform(config: TrainConfig, train: bool) -> Transform:
-    """The loader's transform of one RGB picture: cut to size, and altered if it is to be learnt from.
-
-    Returns:
-        From a PIL picture to uint8 [3, S, S]. It draws from torch's global generator: call it through `keyed`.
-    """
-    size = config.image_size
-    # torch resizes bytes in half of Pillow's time, while RandAugment takes Pillow two thirds of torch's.
-    steps: list[Any] = [v2.PILToTensor()]
-    if train and config.augmentation == "crop-flip" and not config.resident:
-        steps += [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-    elif config.augmentation == "crop-flip":
-        # Resize to 8/7 of the crop, as the ImageNet protocol's 256 to 224.
-        steps += [v2.Resize(size * 8 // 7, antialias=True), v2.CenterCrop(size)]
-    else:
-        steps += [v2.Resize((size, size), antialias=True)]
-    if train and config.augmentation == "shift" and not config.resident:
-        steps += [v2.RandomCrop(size, padding=size // SHIFT, padding_mode="edge")]
-    if train and config.randaugment and not config.resident:
-        steps += [v2.ToPILImage(), *randaugment(config), v2.PILToTensor()]
-    return v2.Compose(steps)
-
-
-def randaugment(config: TrainConfig) -> list[v2.RandAugment]:
-    """torchvision's RandAugment at the configured magnitude, uncovered corners in the mean colour; none at 0."""
-    if not config.randaugment:
-        return []
-    fill = [round(level) for level in MEAN]
-    interpolation = v2.InterpolationMode.BILINEAR
-    return [v2.RandAugment(magnitude=config.randaugment, interpolation=interpolation, fill=fill)]
-
-
-def keyed(transform: Transform, picture: Any, index: int, seed: int, epoch: int) -> Tensor:
-    """Apply a transform that draws from torch's global generator, as if the generator began at this image and epoch."""
-    with torch.random.fork_rng(devices=[]):
-        key = chance(torch.tensor([index]), seed, epoch, Draw.LOADER)
-        torch.default_generator.manual_seed(int(key))
-        return transform(picture)
-
 
 class DeviceAugmentation:
-    """From bytes to what the model is trained on: normalised, erased, mixed by pairs, with soft labels.
+    """From bytes to what the model is trained on: moved, mirrored, through RandAugment, normalised, erased, mixed by
+    pairs, with soft labels.
 
     Unlike timm's recipe, each pair has its own share and its own choice between mixup and CutMix, rather than the
     batch one for all, and an erased rectangle has the mean colour rather than noise.
@@ -112,16 +69,22 @@ class DeviceAugmentation:
 
         Args:
             images: uint8 [N, 3, H, W], on any device.
-            labels: class of each, int64 [N].
-            indices: the slot's indices, int64 [N]; its pairs are mixed.
+            labels: class of each, int64 [N], on any device.
+            indices: the slot's indices, int64 [N], on the host; its pairs are mixed.
             epoch: the epoch they are seen in.
 
         Returns:
             float32 [N, 3, H, W], channels last, and targets, float32 [N, classes], whose rows sum to 1.
         """
         config = self._config
+        images = images.to(self._device, non_blocking=True)
         labels = labels.to(self._device, non_blocking=True)
-        indices = indices.to(self._device, non_blocking=True)
+        on_host, indices = indices, indices.to(self._device, non_blocking=True)
+        if config.augmentation != "none":
+            images = self._moved(images, indices, epoch)
+        if config.randaugment:
+            draws = [chance(on_host, config.seed, epoch, draw) for draw in (Draw.RANDAUGMENT, Draw.RANDAUGMENT_AGAIN)]
+            images = randaugment(images, draws, config.randaugment, [round(level) for level in MEAN])
         pixels = self.normalise(images)
         rest = config.label_smoothing / self._classes
         targets = torch.full((len(labels), self._classes), rest, device=self._device)
@@ -131,6 +94,19 @@ class DeviceAugmentation:
         if config.mixup or config.cutmix:
             pixels, targets = self._mixed(pixels, targets, indices, epoch)
         return pixels, targets
+
+    def _moved(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
+        config = self._config
+        # What is resident was cut once for all: it is moved where another image has a new cut.
+        if config.augmentation == "shift" or config.resident:
+            reach = images.shape[-1] // SHIFT
+            drawn = (chance(indices, config.seed, epoch, draw) for draw in (Draw.DOWN, Draw.ACROSS))
+            down, across = (one % (2 * reach + 1) - reach for one in drawn)
+            images = _shift(images, down, across)
+        if config.augmentation == "shift":
+            return images
+        mirrored = chance(indices, config.seed, epoch, Draw.MIRROR) % 2 == 1
+        return torch.where(mirrored.view(-1, 1, 1, 1), images.flip(-1), images)
 
     def _uniform(self, indices: Tensor, epoch: int) -> Tensor:
         # [draws, N], below 1; 24 bits are what float32 holds exactly.
@@ -171,6 +147,15 @@ class DeviceAugmentation:
         left, right = ((across + side * reach * width).round().clamp(0, width) for side in (-1, 1))
         box = _boxes(top, bottom, left, right, height, width)
         return box, (bottom - top) * (right - left) / (height * width)
+
+
+def _shift(images: Tensor, down: Tensor, across: Tensor) -> Tensor:
+    # The border is repeated rather than wrapped round or blackened: a digit's background stays background.
+    count, _, height, width = images.shape
+    rows = (torch.arange(height, device=images.device) - down[:, None]).clamp(0, height - 1)
+    columns = (torch.arange(width, device=images.device) - across[:, None]).clamp(0, width - 1)
+    picture = torch.arange(count, device=images.device)[:, None, None]
+    return images.permute(0, 2, 3, 1)[picture, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
 def beta_quantiles(parameter: float, device: torch.device) -> Tensor:

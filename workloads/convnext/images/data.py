@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import location
-from workloads.convnext.images.augment import SHIFT, keyed, randaugment
 from workloads.convnext.images.folder import FolderPictures, class_folders
 from workloads.convnext.images.pictures import LAYOUT, PictureStore, unreadable
-from workloads.convnext.images.sampling import Batch, Draw, Slot, Source, chance
+from workloads.convnext.images.sampling import Batch, Slot, Source
 from workloads.convnext.images.shards import ShardPictures, shard_files
-from workloads.convnext.images.stream import StreamedImages
+from workloads.convnext.images.stream import StreamedImages, streamed
 from workloads.convnext.memory import exhausted
 from workloads.errors import UsageError
 
@@ -29,29 +27,19 @@ minutes longer than one that has it in memory."""
 
 
 class ResidentImages:
-    """All images of a split as one uint8 tensor on the device: no loader, no copies, moved and mirrored by indexing.
+    """All images of a split as one uint8 tensor on the device: no loader and no copies."""
 
-    RandAugment alone works on one image at a time, which is slow on a GPU: stream the images where that matters.
-    """
-
-    def __init__(
-        self, images: Tensor, labels: Tensor, classes: Sequence[str], config: TrainConfig, train: bool
-    ) -> None:
+    def __init__(self, images: Tensor, labels: Tensor, classes: Sequence[str]) -> None:
         """Take the images as they are.
 
         Args:
             images: uint8 [N, 3, S, S].
             labels: int64 [N], on the same device.
             classes: their names.
-            config: augmentation and seed.
-            train: whether the images are to be learnt from, and so altered.
         """
         self.classes = tuple(classes)
         self._images = images
         self._labels = labels
-        self._seed = config.seed
-        self._augmentation = config.augmentation if train else "none"
-        self._randaugment = randaugment(config) if train else []
 
     def __len__(self) -> int:
         return len(self._labels)
@@ -61,31 +49,7 @@ class ResidentImages:
             # From memory that is not pinned the copy would wait for all that the GPU still has to compute.
             ready = slot.pinned() if self._images.is_cuda else slot
             indices = ready.indices.to(self._images.device, non_blocking=True)
-            images = self._images[indices]
-            if self._augmentation != "none":
-                images = self._moved(images, indices, epoch)
-            for transform in self._randaugment:
-                named = zip(images, slot.indices.tolist(), strict=True)
-                images = torch.stack([keyed(transform, image, index, self._seed, epoch) for image, index in named])
-            yield Batch(images, self._labels[indices], replace(ready, indices=indices))
-
-    def _moved(self, images: Tensor, indices: Tensor, epoch: int) -> Tensor:
-        reach = images.shape[-1] // SHIFT
-        draws = (Draw.DOWN, Draw.ACROSS, Draw.MIRROR)
-        down, across, mirror = (chance(indices, self._seed, epoch, draw) for draw in draws)
-        shifted = _shift(images, down % (2 * reach + 1) - reach, across % (2 * reach + 1) - reach)
-        if self._augmentation == "shift":
-            return shifted
-        return torch.where((mirror % 2 == 1).view(-1, 1, 1, 1), shifted.flip(-1), shifted)
-
-
-def _shift(images: Tensor, down: Tensor, across: Tensor) -> Tensor:
-    # The border is repeated rather than wrapped round or blackened: a digit's background stays background.
-    count, _, height, width = images.shape
-    rows = (torch.arange(height, device=images.device) - down[:, None]).clamp(0, height - 1)
-    columns = (torch.arange(width, device=images.device) - across[:, None]).clamp(0, width - 1)
-    picture = torch.arange(count, device=images.device)[:, None, None]
-    return images.permute(0, 2, 3, 1)[picture, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+            yield Batch(self._images[indices], self._labels[indices], ready)
 
 
 def _synthetic(config: TrainConfig, device: torch.device) -> tuple[Source, Source]:
@@ -93,16 +57,16 @@ def _synthetic(config: TrainConfig, device: torch.device) -> tuple[Source, Sourc
     generator = torch.Generator().manual_seed(config.seed)
     prototypes = torch.randint(0, 256, (SYNTHETIC_CLASSES, 3, 8, 8), generator=generator, dtype=torch.uint8)
 
-    def split(count: int, train: bool) -> ResidentImages:
+    def split(count: int) -> ResidentImages:
         labels = torch.arange(count) % SYNTHETIC_CLASSES
         noise = torch.randint(0, 128, (count, 3, 8, 8), generator=generator, dtype=torch.int64)
         images = (prototypes[labels].long() // 2 + noise).to(torch.uint8).to(device)
         images = torch.nn.functional.interpolate(images, size=(config.image_size, config.image_size))
         names = [str(number) for number in range(SYNTHETIC_CLASSES)]
-        return ResidentImages(images, labels.to(device), names, config, train)
+        return ResidentImages(images, labels.to(device), names)
 
     # Several steps to an epoch, so that its evaluation is a small part of it.
-    return split(max(1024, 4 * config.batch_size), train=True), split(256, train=False)
+    return split(max(1024, 4 * config.batch_size)), split(256)
 
 
 def prepare(data: str) -> None:
@@ -142,15 +106,15 @@ def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tup
 
 def _stored(config: TrainConfig, root: Path, device: torch.device) -> tuple[Source, Source]:
     stored, held_out = _listed.pop(root, None) or stores(root)
-    train, val = StreamedImages(stored, config, train=True), StreamedImages(held_out, config, train=False)
+    train, val = streamed((stored, held_out), config)
     if not config.resident:
         return train, val
 
-    def resident(split: StreamedImages, train: bool) -> ResidentImages:
+    def resident(split: StreamedImages) -> ResidentImages:
         images, labels = split.decoded()
-        return ResidentImages(images.to(device), labels.to(device), split.classes, config, train)
+        return ResidentImages(images.to(device), labels.to(device), split.classes)
 
-    return resident(train, train=True), resident(val, train=False)
+    return resident(train), resident(val)
 
 
 def stores(root: Path) -> tuple[PictureStore, PictureStore]:

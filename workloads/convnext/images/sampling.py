@@ -24,7 +24,7 @@ class Slot:
     """
 
     indices: Tensor
-    """Indices of the images, int64 [N]; in a batch of resident images, where those are."""
+    """Indices of the images, int64 [N], on the host."""
     weights: Tensor
     """1 for an image of this batch, 0 for padding, float32 [N]."""
     total: int
@@ -52,7 +52,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
-        """The slots' images in the order of the slots, augmented one by one for this epoch, not yet mixed."""
+        """The slots' images in the order of the slots, in the parts that this epoch sees, not yet altered."""
         ...
 
 
@@ -97,8 +97,8 @@ def _share(batch: Tensor, number: int, shares: int) -> Tensor:
 class Draw(IntEnum):
     """The random decisions about an image in an epoch; each has its own stream of random numbers."""
 
-    LOADER = 0
-    """Seed of what the loader does to one picture."""
+    FRAME = 0
+    """Seed of the choice of a picture's part."""
     DOWN = 1
     ACROSS = 2
     MIRROR = 3
@@ -111,6 +111,8 @@ class Draw(IntEnum):
     MIX_SHARE = 10
     CUT_ROW = 11
     CUT_COLUMN = 12
+    RANDAUGMENT = 13
+    RANDAUGMENT_AGAIN = 14
 
 
 def chance(indices: Tensor, seed: int, epoch: int, draw: int | Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import tarfile
 import zlib
 from collections.abc import Sequence
@@ -197,6 +198,7 @@ class ShardPictures:
             PlaceError: a file cannot be read.
         """
         self._shards = shard_files(folder)
+        self._open: dict[int, int] = {}
         with ThreadPoolExecutor(READERS) as pool:
             indices = list(pool.map(shard_index, self._shards))
         # Arrays, not lists: see FolderPictures.
@@ -231,15 +233,30 @@ class ShardPictures:
             return f"{shard}: the image at byte {offset}"
 
     def read(self, index: int) -> bytes:
-        shard, size = self._shards[self._shard[index]], int(self._sizes[index])
+        shard, size = int(self._shard[index]), int(self._sizes[index])
         try:
-            with shard.open("rb", buffering=0) as stream:
-                content = os.pread(stream.fileno(), size, int(self._offsets[index]))
+            content = os.pread(self._descriptor(shard), size, int(self._offsets[index]))
         except OSError as error:
-            raise unreadable(str(shard), error) from error
+            raise unreadable(str(self._shards[shard]), error) from error
         if len(content) < size:
             raise DataIntegrityError(f"{self.name(index)} is cut short: the shard ends in it.", COPY_AGAIN)
         return content
+
+    def _descriptor(self, shard: int) -> int:
+        """Descriptor of a shard, which stays open: on a mount, opening and closing it costs a picture more calls than
+        reading it does."""
+        if shard not in self._open:
+            if len(self._open) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+                os.close(self._open.pop(next(iter(self._open))))
+            self._open[shard] = os.open(self._shards[shard], os.O_RDONLY)
+        return self._open[shard]
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_open": {}}  # another process opens them for itself
+
+    def __del__(self) -> None:
+        for descriptor in getattr(self, "_open", {}).values():  # which a split that was refused may not have
+            os.close(descriptor)
 
 
 def _class_names(file: Path) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Images that are decoded and augmented on demand, by processes that live for the whole run.
+"""Images that are decoded on demand, by processes that live for the whole run and serve both splits.
 
 The death of a process is a LostProcessError: the run resumes from its newest checkpoint, with new processes.
 """
@@ -6,7 +6,7 @@ The death of a process is a LostProcessError: the run resumes from its newest ch
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -14,43 +14,47 @@ from torch.utils.data import DataLoader, Dataset
 
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import decoders
-from workloads.convnext.images.augment import keyed, loader_transform
 from workloads.convnext.images.decoders import Shared
-from workloads.convnext.images.pictures import PictureStore, decode
-from workloads.convnext.images.sampling import Batch, Slot
+from workloads.convnext.images.framing import Framing
+from workloads.convnext.images.pictures import PictureStore, square
+from workloads.convnext.images.sampling import Batch, Draw, Slot, chance
 from workloads.errors import LostProcessError, WorkloadError, first_line
 
 PART = 128
 """Most images of a slot that one process decodes by itself. Each epoch and each evaluation begins with nothing decoded:
 shared out, the first slot is there sooner, and an evaluation of few slots keeps all processes busy."""
 
+TRAIN = 0
+"""The training split's number; others are only looked at."""
+
 DEATHS = ("DataLoader worker", "Pin memory thread")
 """What torch's sentence for a dead process begins with. The thread that fetches batches for a GPU ends where what a
 process left in its queue can no longer be had, of which torch tells its end alone (torch 2.15,
 utils/data/dataloader.py, `_get_data`)."""
 
-Visit = tuple[int, int]
-"""An image and the epoch in which it is seen: all that its alteration depends on."""
+Visit = tuple[int, int, int]
+"""A split, one of its images, and the seed of the choice of its part."""
 
 Decoded = tuple[Tensor, int]
 
 
 class _Pictures(Dataset[Decoded | WorkloadError]):
-    """Each picture of a split, decoded and altered."""
+    """The pictures of both splits, each cut and scaled to a square."""
 
-    def __init__(self, store: PictureStore, config: TrainConfig, train: bool) -> None:
-        self._store = store
-        self._transform = loader_transform(config, train)
-        self._seed = config.seed
+    def __init__(self, stores: Sequence[PictureStore], config: TrainConfig) -> None:
+        self._stores = stores
+        self._framings = [Framing(config, train=split == TRAIN) for split in range(len(stores))]
+        self._side = config.image_size
 
     def __getitem__(self, visit: Visit) -> Decoded | WorkloadError:
-        index, epoch = visit
+        split, index, seed = visit
+        store = self._stores[split]
+        frame = partial(self._framings[split], seed=seed)
         try:
-            picture = decode(self._store, index)
+            return square(store, index, frame, self._side), int(store.labels[index])
         except WorkloadError as error:
             # Returned, because a DataLoader raises a process's exception as another one, made from its traceback.
             return error
-        return keyed(self._transform, picture, index, self._seed, epoch), int(self._store.labels[index])
 
 
 class _Elsewhere(Dataset[Decoded | WorkloadError]):
@@ -68,75 +72,101 @@ class _Elsewhere(Dataset[Decoded | WorkloadError]):
 
 
 def _collate(items: list[Decoded | WorkloadError]) -> tuple[Tensor, Tensor] | WorkloadError:
+    """Images, uint8 [N, 3, S, S], channels last, and their labels, int64 [N]; or what is wrong with the first."""
     failed = [item for item in items if isinstance(item, WorkloadError)]
     if failed:
         return failed[0]
     decoded = [item for item in items if not isinstance(item, WorkloadError)]
-    return torch.stack([image for image, _ in decoded]), torch.tensor([label for _, label in decoded])
+    images = torch.stack([image for image, _ in decoded]).permute(0, 3, 1, 2)
+    return images, torch.tensor([label for _, label in decoded])
 
 
 class _Visits(Iterable[list[Visit]]):
     """The images that the loader is to fetch next; changed from epoch to epoch, since its processes outlast them."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self.split = TRAIN
         self.slots: Sequence[Slot] = ()
         self.epoch = 0
 
     def __iter__(self) -> Iterator[list[Visit]]:
         for slot in self.slots:
             for part in slot.indices.split(PART):
-                yield [(index, self.epoch) for index in part.tolist()]
+                seeds = chance(part, self._seed, self.epoch, Draw.FRAME)
+                yield [(self.split, *visit) for visit in zip(part.tolist(), seeds.tolist(), strict=True)]
 
 
-class StreamedImages:
-    """One split, decoded when asked for; see `Source`."""
+class _Loader:
+    """Processes that decode both splits, one after the other."""
 
-    def __init__(self, store: PictureStore, config: TrainConfig, train: bool) -> None:
-        """Prepare the loader; its processes start with the first batch, and outlast every epoch.
-
-        Args:
-            store: where the pictures are.
-            config: image size, augmentation, seed, number of loader processes.
-            train: whether the images are to be learnt from, and so altered.
-        """
-        self.classes = store.classes
-        self._pictures = _Pictures(store, config, train)
-        self._labels = store.labels
-        self._visits = _Visits()
-        self._pinned = torch.cuda.is_available()
+    def __init__(self, stores: Sequence[PictureStore], config: TrainConfig) -> None:
+        self.pictures = _Pictures(stores, config)
+        self.pinned = torch.cuda.is_available()
+        self._visits = _Visits(config.seed)
         self._apart = apart = config.loader_workers > 0 and not config.resident
         self._loader: DataLoader[Decoded | WorkloadError] = DataLoader(
-            _Elsewhere(self._pictures) if apart else self._pictures,
+            _Elsewhere(self.pictures) if apart else self.pictures,
             batch_sampler=self._visits,
             collate_fn=_collate,
             num_workers=config.loader_workers if apart else 0,
             multiprocessing_context=decoders.prepare() if apart else None,
             worker_init_fn=decoders.end_with_rank if apart else None,
             persistent_workers=apart,
-            pin_memory=self._pinned,
+            pin_memory=self.pinned,
         )
 
+    def fetched(self, split: int, slots: Sequence[Slot], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The parts of the slots in their order; what another iterator has not given yet is given up."""
+        self._visits.split, self._visits.slots, self._visits.epoch = split, slots, epoch
+        loader = iter(self._loader)
+        while True:
+            yield _next(loader, self._apart)
+
+
+class StreamedImages:
+    """One split, decoded when asked for; see `Source`."""
+
+    def __init__(self, loader: _Loader, split: int, store: PictureStore) -> None:
+        self.classes = store.classes
+        self._loader = loader
+        self._split = split
+        self._count = len(store.labels)
+
     def __len__(self) -> int:
-        return len(self._labels)
+        return self._count
 
     def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
-        self._visits.slots, self._visits.epoch = slots, epoch
-        fetched = iter(self._loader)
+        fetched = self._loader.fetched(self._split, slots, epoch)
+        pinned = self._loader.pinned
         for slot in slots:
-            parts = [_next(fetched, self._apart) for _ in slot.indices.split(PART)]
-            images, labels = (_joined(tensors, self._pinned) for tensors in zip(*parts, strict=True))
-            yield Batch(images, labels, slot.pinned() if self._pinned else slot)
+            parts = [next(fetched) for _ in slot.indices.split(PART)]
+            images, labels = (_joined(tensors, pinned) for tensors in zip(*parts, strict=True))
+            yield Batch(images, labels, slot.pinned() if pinned else slot)
 
     def decoded(self) -> tuple[Tensor, Tensor]:
         """All images, uint8 [N, 3, S, S], and their labels, int64 [N]."""
-        return _checked(_collate([self._pictures[index, 0] for index in range(len(self))]))
+        return _checked(_collate([self._loader.pictures[self._split, index, 0] for index in range(len(self))]))
+
+
+def streamed(stores: Sequence[PictureStore], config: TrainConfig) -> list[StreamedImages]:
+    """Splits that share the processes which decode them; these start with the first batch, and outlast every epoch.
+
+    Args:
+        stores: the pictures of the training split, and of the others.
+        config: image size, augmentation, seed, number of loader processes.
+    """
+    loader = _Loader(stores, config)
+    return [StreamedImages(loader, split, store) for split, store in enumerate(stores)]
 
 
 def _joined(parts: Sequence[Tensor], pinned: bool) -> Tensor:
     if len(parts) == 1:
         return parts[0]
     shape = (sum(map(len, parts)), *parts[0].shape[1:])
-    return torch.cat(list(parts), out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=pinned))
+    layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format  # as the parts have it
+    joined = torch.empty(shape, dtype=parts[0].dtype, pin_memory=pinned, memory_format=layout)
+    return torch.cat(list(parts), out=joined)
 
 
 def _checked(batch: tuple[Tensor, Tensor] | WorkloadError) -> tuple[Tensor, Tensor]:

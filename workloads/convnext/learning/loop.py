@@ -237,7 +237,7 @@ class Training:
         slot, epoch = batch.slot, self.position.epoch
         indices = slot.indices.to(self._device, non_blocking=True)
         weights = slot.weights.to(self._device, non_blocking=True)
-        pixels, targets = self._augment(batch.images, batch.labels, indices, epoch)
+        pixels, targets = self._augment(batch.images, batch.labels, slot.indices, epoch)
         if self._depth:
             self._depth.draw(indices, epoch)
         with self._local() if not complete else nullcontext():

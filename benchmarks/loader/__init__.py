@@ -1,0 +1,1 @@
+"""The loader beside others, on pictures made for it."""
