@@ -14,7 +14,7 @@ from scipy.special import betaincinv
 from torch import Tensor
 
 from workloads.convnext.config import TrainConfig
-from workloads.convnext.images.randaugment import randaugment
+from workloads.convnext.images.randaugment import RandAugment
 from workloads.convnext.images.sampling import Draw, chance
 
 MEAN = (123.675, 116.28, 103.53)
@@ -54,6 +54,8 @@ class DeviceAugmentation:
         self._mean = torch.tensor(MEAN, device=device).view(1, 3, 1, 1)
         self._deviation = torch.tensor(DEVIATION, device=device).view(1, 3, 1, 1)
         self._draws = torch.arange(len(Draw), device=device).view(-1, 1)
+        fill = [round(level) for level in MEAN]
+        self._randaugment = RandAugment(config.randaugment, config.image_size, fill, device)
         self._mixup = beta_quantiles(config.mixup, device)
         self._cutmix = beta_quantiles(config.cutmix, device)
         self._cut_share = config.cutmix and (0.5 if config.mixup else 1.0)
@@ -84,7 +86,7 @@ class DeviceAugmentation:
             images = self._moved(images, indices, epoch)
         if config.randaugment:
             draws = [chance(on_host, config.seed, epoch, draw) for draw in (Draw.RANDAUGMENT, Draw.RANDAUGMENT_AGAIN)]
-            images = randaugment(images, draws, config.randaugment, [round(level) for level in MEAN])
+            images = self._randaugment(images, draws)
         pixels = self.normalise(images)
         rest = config.label_smoothing / self._classes
         targets = torch.full((len(labels), self._classes), rest, device=self._device)

@@ -12,8 +12,8 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional
+from torch.nn import functional
+from torchvision.transforms.v2 import functional as pictures
 
 STRONGEST = 30
 """Largest magnitude: that of torchvision's RandAugment with its 31 bins (torchvision 0.29, v2/_auto_augment.py)."""
@@ -21,63 +21,97 @@ STRONGEST = 30
 Operation = Callable[[Tensor], Tensor]
 
 
-def randaugment(images: Tensor, draws: Sequence[Tensor], magnitude: int, fill: Sequence[int]) -> Tensor:
-    """Send each image through as many operations as there are draws for it.
+class RandAugment:
+    """Two or more operations in a row on each image of a batch."""
 
-    Args:
-        images: uint8 [N, 3, H, W].
-        draws: for each operation in turn, a random integer for each image, int64 [N], on the host: the device is not
-            asked which image drew what, as the host would have to wait for its answer.
-        magnitude: of all operations, 0 to `STRONGEST`.
-        fill: red, green and blue of the corners that a moved image uncovers.
+    def __init__(self, magnitude: int, side: int, fill: Sequence[int], device: torch.device) -> None:
+        """Prepare the operations.
 
-    Returns:
-        uint8 [N, 3, H, W].
-    """
-    operations = _operations(magnitude, images.shape[-2], images.shape[-1], list(fill))
-    images = images.contiguous()  # by planes torchvision's operations take three quarters of the time
-    for draw in draws:
-        drawn = draw % len(operations)
-        place = torch.argsort(drawn, stable=True)
-        counts = torch.bincount(drawn, minlength=len(operations)).tolist()
-        parts = images[place.to(images.device, non_blocking=True)].split(counts)
-        altered = [operation(part) for operation, part in zip(operations, parts, strict=True) if len(part)]
-        images = torch.cat(altered)[torch.argsort(place).to(images.device, non_blocking=True)]
-    return images
+        Args:
+            magnitude: of all operations, 0 to `STRONGEST`.
+            side: height and width of the images, in pixels.
+            fill: red, green and blue of the corners that a moved image uncovers.
+            device: of the images.
+        """
+        self._device = device
+        self._side = side
+        self._fill = torch.tensor(fill, dtype=torch.float32, device=device).view(1, -1, 1, 1)
+        self._operations = [operation for sign in (1, -1) for operation in self._signed(magnitude, sign)]
 
+    def __call__(self, images: Tensor, draws: Sequence[Tensor]) -> Tensor:
+        """Send each image through as many operations as there are draws for it.
 
-def _operations(magnitude: int, height: int, width: int, fill: list[int]) -> list[Operation]:
-    """The operations with their sign, equally likely: each of torchvision's fourteen twice, of which nine have two."""
+        Args:
+            images: uint8 [N, 3, S, S].
+            draws: for each operation in turn, a random integer for each image, int64 [N], on the host: the device is
+                not asked which image drew what, as the host would have to wait for its answer.
 
-    def level(most: float) -> float:
-        return float(torch.linspace(0.0, most, STRONGEST + 1)[magnitude])  # to the bit as torchvision has it
+        Returns:
+            uint8 [N, 3, S, S].
+        """
+        images = images.contiguous()  # by planes torchvision's operations take three quarters of the time
+        for draw in draws:
+            drawn = draw % len(self._operations)
+            place = torch.argsort(drawn, stable=True)
+            counts = torch.bincount(drawn, minlength=len(self._operations)).tolist()
+            parts = images[self._sent(place)].split(counts)
+            altered = [apply(part) for apply, part in zip(self._operations, parts, strict=True) if len(part)]
+            images = torch.cat(altered)[self._sent(torch.argsort(place))]
+        return images
 
-    how = {"interpolation": v2.InterpolationMode.BILINEAR, "fill": fill}
+    def _sent(self, indices: Tensor) -> Tensor:
+        # From memory that is not pinned the copy would wait for all that the GPU still has to compute.
+        return (indices.pin_memory() if self._device.type == "cuda" else indices).to(self._device, non_blocking=True)
 
-    def moved(across: float = 0, down: float = 0) -> Operation:
-        return partial(functional.affine, angle=0, translate=[int(across), int(down)], scale=1, shear=[0, 0], **how)
+    def _signed(self, magnitude: int, sign: int) -> list[Operation]:
+        """The fourteen operations, equally likely; the last five, and the first, have no sign."""
 
-    def sheared(across: float = 0, down: float = 0) -> Operation:
-        angles = [math.degrees(math.atan(one)) for one in (across, down)]
-        return partial(functional.affine, angle=0, translate=[0, 0], scale=1, shear=angles, center=[0, 0], **how)
+        def level(most: float) -> float:
+            return sign * float(torch.linspace(0.0, most, STRONGEST + 1)[magnitude])  # to the bit as torchvision has it
 
-    found: list[Operation] = []
-    for sign in (1, -1):
-        lean, factor = sign * level(0.3), 1 + sign * level(0.9)
-        found += [
+        lean, angle, factor = level(0.3), math.radians(level(30)), 1 + level(0.9)
+        step = 2 * int(level(150 / 331 * self._side)) / self._side
+        return [
             lambda images: images,
-            sheared(across=lean),
-            sheared(down=lean),
-            moved(across=sign * level(150 / 331 * width)),
-            moved(down=sign * level(150 / 331 * height)),
-            partial(functional.rotate, angle=sign * level(30), **how),
-            partial(functional.adjust_brightness, brightness_factor=factor),
-            partial(functional.adjust_saturation, saturation_factor=factor),
-            partial(functional.adjust_contrast, contrast_factor=factor),
-            partial(functional.adjust_sharpness, sharpness_factor=factor),
-            partial(functional.posterize, bits=round(8 - magnitude / (STRONGEST / 4))),
-            partial(functional.solarize, threshold=255 * float(torch.linspace(1.0, 0.0, STRONGEST + 1)[magnitude])),
-            functional.autocontrast,
-            functional.equalize,
+            self._moved((1, lean, lean), (0, 1, 0)),
+            self._moved((1, 0, 0), (lean, 1, lean)),
+            self._moved((1, 0, step), (0, 1, 0)),
+            self._moved((1, 0, 0), (0, 1, step)),
+            self._moved((math.cos(angle), math.sin(angle), 0), (-math.sin(angle), math.cos(angle), 0)),
+            partial(pictures.adjust_brightness, brightness_factor=factor),
+            partial(pictures.adjust_saturation, saturation_factor=factor),
+            partial(pictures.adjust_contrast, contrast_factor=factor),
+            partial(_sharpened, factor=factor),
+            partial(pictures.posterize, bits=round(8 - magnitude / (STRONGEST / 4))),
+            partial(pictures.solarize, threshold=255 * float(torch.linspace(1.0, 0.0, STRONGEST + 1)[magnitude])),
+            pictures.autocontrast,
+            pictures.equalize,
         ]
-    return found
+
+    def _moved(self, *rows: tuple[float, float, float]) -> Operation:
+        """An affine operation, given as the matrix from where a pixel goes to where it comes from, both from -1 to 1.
+
+        torchvision's own sends its matrix to the device in each call, which waits for all that the GPU still has to
+        compute (torchvision 0.29, v2/functional/_geometry.py: `torch.tensor(..., device=...)`). It also darkens the
+        pixels on the edge of what is uncovered, by weighting the image there twice.
+        """
+        matrix = torch.tensor([rows], dtype=torch.float32, device=self._device)
+        origins = functional.affine_grid(matrix, [1, 3, self._side, self._side], align_corners=False)
+
+        def apply(images: Tensor) -> Tensor:
+            # What lies outside is sampled as 0, and so becomes the fill.
+            pixels = functional.grid_sample(
+                images - self._fill, origins.expand(len(images), -1, -1, -1), padding_mode="zeros", align_corners=False
+            )
+            return (pixels + self._fill).round().to(torch.uint8)
+
+        return apply
+
+
+def _sharpened(images: Tensor, factor: float) -> Tensor:
+    """torchvision's `adjust_sharpness`, which sends its kernel to the device in each call."""
+    pixels = images.float()
+    middle = pixels[..., 1:-1, 1:-1]
+    blurred = (functional.avg_pool2d(pixels, 3, stride=1) * 9 + middle * 4).div_(13).round_()
+    middle.lerp_(blurred, 1 - factor)
+    return pixels.clamp_(0, 255).to(torch.uint8)
