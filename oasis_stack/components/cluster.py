@@ -138,6 +138,7 @@ class Cluster(pulumi.ComponentResource):
             enable_shielded_nodes=True,
             database_encryption=control_plane.secrets_encryption(args.control_plane.secrets_encryption_key),
             authenticator_groups_config=control_plane.groups(args.control_plane.security_group),
+            rbac_binding_config=control_plane.NO_ROLES_FOR_EVERYBODY,
             # Explicit: with Cloud DNS, which may become the default, name servers are not pods (`network_policy`).
             dns_config={"cluster_dns": "KUBE_DNS"},
             addons_config={"gcs_fuse_csi_driver_config": {"enabled": True}},

@@ -17,6 +17,14 @@ Endpoint = Literal["dns", "ip"]
 MAINTENANCE_START = "03:00"
 """UTC. GKE accepts exclusions only beside a window."""
 
+NO_ROLES_FOR_EVERYBODY: gcp.container.ClusterRbacBindingConfigArgsDict = {
+    "enable_insecure_binding_system_authenticated": False,
+    "enable_insecure_binding_system_unauthenticated": False,
+}
+"""No further role may be bound to everybody who has a Google account, nor to callers without one (GKE documentation,
+"Best practices for GKE RBAC"). Where the policy container.managed.disableRBACSystemBindings is on, GKE creates no
+cluster without this."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncryptionKey:

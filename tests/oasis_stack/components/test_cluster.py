@@ -22,6 +22,10 @@ def test_the_cluster_has_what_its_pods_and_those_who_watch_them_need(full: Deplo
         "enableShieldedNodes": True,
         "nodeLocations": ["us-central1-b"],
         "costManagementConfig": {"enabled": True},
+        "rbacBindingConfig": {
+            "enableInsecureBindingSystemAuthenticated": False,
+            "enableInsecureBindingSystemUnauthenticated": False,
+        },
     }
     assert {key: cluster[key] for key in expected} == expected
     assert "DCGM" in cluster["monitoringConfig"]["enableComponents"]
