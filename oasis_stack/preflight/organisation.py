@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from oasis_stack.facts.retention import DAY_SECONDS
 from oasis_stack.preflight.finding import Finding, bad, good, unknown
 from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
@@ -117,6 +118,121 @@ _ON_MEMBERS = [
 identities with domain-restricted sharing")."""
 
 
+def _on(what: str) -> Callable[[Rules, Settings], str]:
+    """A boolean constraint, which forbids this when it is on."""
+    return lambda rules, settings: what if enforced(rules) else ""
+
+
+_ON_ACCOUNTS = [
+    Constraint(
+        name=name,
+        stops=_on("no service account may be made"),
+        remedy="Have the project exempted: nodes and image builds have accounts of their own.",
+    )
+    for name in ("iam.disableServiceAccountCreation", "iam.managed.disableServiceAccountCreation")
+]
+
+
+def _soft_delete(rules: Rules, settings: Settings) -> str:
+    # Of buckets to be made; those that are there already may keep what they have.
+    kept = {
+        f"oasis:{section}.soft_delete_days": bucket.soft_delete_days
+        for section, bucket in (("data", settings.data), ("runs", settings.runs))
+        if not bucket.adopt
+    }
+    if settings.build is not None:
+        kept["the bucket of oasis:build"] = 0
+    stopped = [
+        f"{days * DAY_SECONDS} s ({what})"
+        for what, days in kept.items()
+        if refused(rules, frozenset({str(days * DAY_SECONDS)}))
+    ]
+    return f"no bucket may keep deleted objects for {' or '.join(stopped)}" if stopped else ""
+
+
+_ON_BUCKETS = [
+    Constraint(
+        name="storage.softDeletePolicySeconds",
+        stops=_soft_delete,
+        remedy="Set these settings to days that it allows; without oasis:build there is no bucket of it.",
+    ),
+    Constraint(
+        name="storage.retentionPolicySeconds",
+        stops=lambda rules, settings: (
+            "every new bucket must have a retention policy, with which no checkpoint could be replaced"
+            if refused(rules, frozenset({"none"}))  # a list of durations
+            else ""
+        ),
+        remedy="Have the project exempted.",
+    ),
+]
+"""Durations that a new bucket must have one of (Cloud Storage documentation, "Organization policy constraints for Cloud
+Storage")."""
+
+
+def _network_policy(rules: Rules, settings: Settings) -> str | Doubt:
+    return Doubt("whether Dataplane V2, which enforces them, is enough is not known here") if enforced(rules) else ""
+
+
+def _forwarding(rules: Rules, settings: Settings) -> str | Doubt:
+    # A cluster was refused in 2019 (hashicorp/terraform-provider-google issue 4989).
+    denied = any(rule.get("denyAll") for rule in rules)
+    return Doubt("whether GKE's nodes still forward packets is not known here") if denied else ""
+
+
+_EXEMPTED = "Have the project exempted."
+
+_ON_CLUSTERS = [
+    Constraint(
+        name="container.managed.enableSecretsEncryption",
+        concerns=lambda settings: settings.cluster.secrets_encryption_key is None,
+        stops=_on("a cluster must encrypt Secrets with a key of yours"),
+        remedy="Set oasis:cluster.secrets_encryption_key.",
+    ),
+    Constraint(
+        name="container.managed.enableGoogleGroupsRBAC",
+        concerns=lambda settings: settings.cluster.security_group is None,
+        stops=_on("a cluster must know your Google groups"),
+        remedy="Set oasis:cluster.security_group.",
+    ),
+    Constraint(
+        name="container.managed.enableControlPlaneDNSOnlyAccess",
+        concerns=lambda settings: settings.cluster.endpoint == "ip",
+        stops=_on("a cluster's control plane may have no address"),
+        remedy="Leave oasis:cluster.endpoint at dns.",
+    ),
+    Constraint(
+        name="container.managed.enableBinaryAuthorization",
+        stops=_on("a cluster must have Binary Authorization, which this program does not set"),
+        remedy=_EXEMPTED,
+    ),
+    Constraint(
+        name="container.managed.enableSecurityBulletinNotifications",
+        stops=_on("a cluster must tell a Pub/Sub topic of security bulletins, which this program does not set"),
+        remedy=_EXEMPTED,
+    ),
+    Constraint(name="container.managed.enableNetworkPolicy", stops=_network_policy, remedy=_EXEMPTED),
+    Constraint(
+        name="iam.disableWorkloadIdentityClusterCreation",
+        stops=_on("no cluster may have Workload Identity Federation, by which pods reach their buckets"),
+        remedy=_EXEMPTED,
+    ),
+    Constraint(name="compute.vmCanIpForward", stops=_forwarding, remedy=_EXEMPTED),
+    Constraint(
+        name="compute.restrictNonConfidentialComputing",
+        stops=lambda rules, settings: (
+            "every machine must be a Confidential VM, which no node of this program is"
+            if any(refused(rules, frozenset({f"{api}.googleapis.com"})) for api in ("compute", "container"))
+            else ""
+        ),
+        remedy=_EXEMPTED,
+    ),
+]
+"""What a cluster must have or must not. Those of the same kind that this program's clusters obey are left out: private
+and Shielded nodes, Workload Identity, logging, accounts of their own for nodes; no ABAC, no client certificates, no
+read-only kubelet port, no roles for everybody (Organization Policy Service, "Organization policy constraints")."""
+
+
 def _whole(what: str) -> Callable[[Rules, Settings], str]:
     """A list constraint that names resources: what it takes at all is not judged by name."""
     return lambda rules, settings: what if any(rule.get("denyAll") for rule in rules) else ""
@@ -141,12 +257,10 @@ def constraints(apis: frozenset[str]) -> list[Constraint]:
             stops=_keys,
             remedy="Have the project exempted, or use one without this policy.",
         ),
-        Constraint(
-            name="iam.disableServiceAccountCreation",
-            stops=lambda rules, settings: "no service account may be made" if enforced(rules) else "",
-            remedy="Have the project exempted: nodes and image builds have accounts of their own.",
-        ),
+        *_ON_ACCOUNTS,
         *_ON_MEMBERS,
+        *_ON_BUCKETS,
+        *_ON_CLUSTERS,
         Constraint(
             name="compute.restrictCloudNATUsage",
             stops=_whole("no subnet may use Cloud NAT, by which nodes without addresses reach the internet"),

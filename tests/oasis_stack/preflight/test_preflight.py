@@ -25,6 +25,7 @@ CALLER = "user:deployer@example.com"
 ACCOUNT = "01AB23-4CD567-89EF01"
 VIEWERS = ("compute.viewer", "cloudquotas.viewer", "orgpolicy.policyViewer", "cloudkms.admin")
 ASKED = ("cloudbilling", "cloudkms", "cloudquotas", "cloudresourcemanager", "orgpolicy", "secretmanager")
+OFFICE = {"cidr": "203.0.113.0/24", "name": "office"}
 KEY = "projects/keys/locations/us-central1/keyRings/r/cryptoKeys/k"
 BUDGET = changed("oasis:cost", {"billing_account": ACCOUNT, "monthly_usd": 5000})
 BALANCED = changed(
@@ -333,6 +334,36 @@ DEFECTS = {
     "no accounts": Defect(
         lambda it: it.policy("iam.disableServiceAccountCreation", enforce=True), "no service account"
     ),
+    "no accounts, by the newer policy": Defect(
+        lambda it: it.policy("iam.managed.disableServiceAccountCreation", enforce=True), "no service account"
+    ),
+    "another soft delete": Defect(
+        lambda it: it.policy("storage.softDeletePolicySeconds", **_allowed("604800")),
+        "no bucket may keep deleted objects for 0 s (the bucket of oasis:build)",
+    ),
+    "a retention policy": Defect(
+        lambda it: it.policy("storage.retentionPolicySeconds", **_allowed("604800")), "must have a retention policy"
+    ),
+    "Secrets under a key of one's own": Defect(
+        lambda it: it.policy("container.managed.enableSecretsEncryption", enforce=True),
+        "Set oasis:cluster.secrets_encryption_key.",
+    ),
+    "Google groups": Defect(
+        lambda it: it.policy("container.managed.enableGoogleGroupsRBAC", enforce=True),
+        "Set oasis:cluster.security_group.",
+    ),
+    "no address of the control plane": Defect(
+        lambda it: it.policy("container.managed.enableControlPlaneDNSOnlyAccess", enforce=True),
+        "Leave oasis:cluster.endpoint at dns.",
+        changed("oasis:cluster.authorized_networks", [OFFICE], changed("oasis:cluster.endpoint", "ip")),
+    ),
+    "Binary Authorization": Defect(
+        lambda it: it.policy("container.managed.enableBinaryAuthorization", enforce=True), "have Binary Authorization"
+    ),
+    "confidential machines": Defect(
+        lambda it: it.policy("compute.restrictNonConfidentialComputing", **_denied("compute.googleapis.com")),
+        "every machine must be a Confidential VM",
+    ),
     "no NAT": Defect(
         lambda it: it.policy("compute.restrictCloudNATUsage", denyAll=True), "no subnet may use Cloud NAT"
     ),
@@ -446,6 +477,27 @@ def test_a_policy_on_who_is_granted_a_role_is_told_where_there_are_teams(
         judged.policy(constraint, **rule)
         _, said = judged.findings()
         assert (told in said) == expected, "\n".join(said)
+
+
+@pytest.mark.parametrize(
+    ("constraint", "rule"),
+    [("container.managed.enableNetworkPolicy", {"enforce": True}), ("compute.vmCanIpForward", {"denyAll": True})],
+)
+def test_a_policy_that_may_stop_the_cluster_is_told_and_fails_nothing(
+    project: Make, constraint: str, rule: dict[str, object]
+) -> None:
+    judged = project(FULL)
+    judged.policy(constraint, **rule)
+    fine, said = judged.findings()
+    assert fine and any(line.startswith(f"  ?   the policy {constraint}: whether ") for line in said), said
+
+
+def test_what_a_cluster_is_given_satisfies_the_policies_that_ask_for_it(project: Make) -> None:
+    judged = project(changed("oasis:cluster.security_group", "gke-security-groups@example.com"))
+    for demanded in ("enableGoogleGroupsRBAC", "enableControlPlaneDNSOnlyAccess"):
+        judged.policy(f"container.managed.{demanded}", enforce=True)
+    fine, said = judged.findings()
+    assert fine, "\n".join(said)
 
 
 @pytest.mark.parametrize("wandb", [None, {"adopt": True}])
