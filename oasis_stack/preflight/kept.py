@@ -1,4 +1,4 @@
-"""The resources that a destroyed stack leaves in its project, and their monthly cost.
+"""The resources that a destroyed stack leaves in its project, for good or for some days, and their monthly cost.
 
 Sizes are requested from Google with a wait of a few seconds: no destroy hangs on them.
 """
@@ -52,20 +52,24 @@ def lines(settings: Settings, now: datetime) -> Iterator[str]:
     """Resources that `destroy` leaves, by which setting, at what price, and how the next `up` takes them over."""
     google, name, region = Google(settings.project), settings.name, settings.region
     adopt = "set adopt: true in its section for the next up"
-    kept = {
-        purpose: names.bucket(settings.project, name, purpose)
-        for purpose, bucket in (("data", settings.data), ("runs", settings.runs))
-        if bucket.keep
-    }
+    buckets = {"data": settings.data, "runs": settings.runs}
+    # While deleted objects can be restored, they are paid for; so they are in a deleted bucket (Cloud Storage
+    # documentation, "Soft delete").
+    staying = {purpose: bucket for purpose, bucket in buckets.items() if bucket.keep or bucket.soft_delete_days}
     questions: dict[str, Ask] = {}
-    if kept:
+    if staying:
         questions["buckets"] = lambda: _buckets(google, now)
     if settings.registry.keep:
         questions["repositories"] = lambda: _repositories(google, region)
     sizes = _sizes(questions)
-    for purpose, bucket in kept.items():
-        cost = _of_size(prices.STORED, region, sizes["buckets"].known.get(bucket))
-        yield f"bucket gs://{bucket} (oasis:{purpose}.keep){cost}; {adopt}"
+    for purpose, bucket in staying.items():
+        address = names.bucket(settings.project, name, purpose)
+        cost = _of_size(prices.STORED, region, sizes["buckets"].known.get(address))
+        if bucket.keep:
+            yield f"bucket gs://{address} (oasis:{purpose}.keep){cost}; {adopt}"
+        else:
+            days = f"for {bucket.soft_delete_days} days (oasis:{purpose}.soft_delete_days)"
+            yield f"what is in gs://{address} now, {days}{cost}; one more up with 0 days before the destroy spares that"
     if settings.registry.keep:
         local = [sizes["repositories"].known.get(names.repository(name, kind)) for kind in ("docker", "python")]
         size = None if None in local else sum(filter(None, local))

@@ -114,6 +114,12 @@ def test_nothing_is_asked_where_nothing_is_kept_and_a_table_that_does_not_read_s
     google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = {f"oasis:{part}": {**FULL.get(f"oasis:{part}", {}), "keep": False} for part in ("data", "runs", "registry")}
+    told, *_ = _lines(**{**gone, "oasis:data": {"keep": False, "soft_delete_days": 0}})
+    assert told.startswith(
+        f"what is in {RUNS} now, for 7 days (oasis:runs.soft_delete_days), 2,000.0 GB: up to 40.00 USD"
+    )
+    for part in ("data", "runs"):
+        gone[f"oasis:{part}"]["soft_delete_days"] = 0
     assert _lines(**gone)[0].startswith("enabled Google APIs, at no cost")
     monkeypatch.setattr(prices, "FILE", tmp_path / "prices.csv")
     prices.FILE.write_text("nothing\n")
