@@ -88,6 +88,9 @@ class ImageBuild(pulumi.ComponentResource):
                 custom_timeouts=TIMEOUTS,
                 # The pool names the network, not the connection that it needs there.
                 depends_on=self._connection(name, args),
+                # A project may have one pool in a region, and no more: "insufficient quota to create a new worker pool"
+                # (GoogleCloudPlatform/pbmm-on-gcp-onboarding issue 434).
+                delete_before_replace=True,
             ),
         )
         bucket = gcp.storage.Bucket(
