@@ -98,6 +98,10 @@ class Cluster(pulumi.ComponentResource):
             # An `up` may end after it creates an object and before it records it; the next `up` would be refused
             # (pulumi-kubernetes 4.34, `upsertExistingObjects`).
             upsert_existing_objects=True,
+            # And it owns the object beside that first `up`, under another name that Pulumi made up: every later change
+            # of a value would be refused as a conflict (the same, `fieldManagerName`; Kubernetes documentation,
+            # "Server-Side Apply", on shared fields).
+            enable_patch_force=True,
             # Changed in place: a replaced ConfigMap is gone for a moment, and no pod that names it starts then.
             enable_config_map_mutable=True,
             # Workloads need nodes to start on, and their controllers need nodes to end them.
