@@ -278,8 +278,9 @@ def _cluster_gone(cluster: KubernetesClient) -> bool:
         "asking the cluster what runs on it",
         silent,
         UNREACHABLE_MINUTES,
-        "If it was deleted by other means, run `PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy`; else check your "
-        "connection to it.",
+        # With a refresh: only that has the provider forget a Helm release (pulumi/pulumi-kubernetes issue 2675).
+        "If it was deleted by other means, run `PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy --refresh`; else "
+        "check your connection to it.",
     )
     return False
 

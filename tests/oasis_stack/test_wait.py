@@ -374,7 +374,9 @@ def test_a_cluster_that_does_not_answer_is_given_up_only_when_the_user_says_so(
     monkeypatch.setattr(wait, "UNREACHABLE_MINUTES", SOON)
     world.url = "http://127.0.0.1:1"
     props = {"kubeconfig": world.kubeconfig, "timeout_minutes": 60.0}
-    with pytest.raises(WaitError, match=r"does not answer.*PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy"):
+    with pytest.raises(
+        WaitError, match=r"does not answer.*PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy --refresh"
+    ):
         wait._WorkloadsGone().delete("id", props)
     monkeypatch.setenv("PULUMI_K8S_DELETE_UNREACHABLE", "true")
     wait._WorkloadsGone().delete("id", props)
