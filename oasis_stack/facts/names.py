@@ -24,6 +24,10 @@ DNS_LABEL_PATTERN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 RAY_CLUSTER_PATTERN = re.compile(r"[a-z](?:[a-z0-9-]{0,51}[a-z0-9])?")
 """RayCluster names: DNS-1035, at most 53 characters (ray-project/kuberay v1.7.0, controllers/ray/utils)."""
 
+COMPUTE_CLASS_PATTERN = re.compile(r"(?!gke|autopilot)" + DNS_LABEL_PATTERN.pattern)
+"""ComputeClass names: DNS labels, and not what GKE keeps for its own (GKE documentation, "Control autoscaled node
+attributes with custom ComputeClasses", limitations)."""
+
 LABEL_KEY_PATTERN = re.compile(r"(?!goog)[a-z][a-z0-9_-]{0,62}")
 """Google Cloud label keys (Resource Manager documentation, "Labels overview"); Google's own begin with `goog`."""
 

@@ -213,7 +213,13 @@ class GpuSettings:
     """NVIDIA driver that GKE installs on a node: the newest for the node's GKE version, or the one that Google
     recommends for it, which changes less often. torch with CUDA 13 needs R580 or newer, and no public source says that
     DEFAULT is that new: compare with `python -m workloads doctor` on a node."""
-    compute_class: _Label = ""
+    compute_class: Annotated[
+        str,
+        Matching(
+            names.COMPUTE_CLASS_PATTERN,
+            "1 to 63 of a-z, 0-9 and -, no - at either end, not beginning with gke or autopilot",
+        ),
+    ] = ""
     """ComputeClass that GPU pods select. Default: the GPU's short name, such as `h200` or `l4`."""
     queue_chart: Annotated[
         str, Matching(r"(oci|https?)://\S+", "the address of a Helm chart, as oci://registry.k8s.io/kueue/charts/kueue")

@@ -79,6 +79,13 @@ def test_a_compute_class_that_gke_refuses_is_refused(gke: ControlPlane, rule: Bo
         gke.api.apply(body, "test")
 
 
+def test_a_compute_class_does_not_take_a_name_of_gkes_own(gke: ControlPlane) -> None:
+    body = {**CLASS, "metadata": {"name": "gke-h200"}, "spec": {"priorities": [{"nodepools": ["a"]}]}}
+
+    with pytest.raises(ApiError, match="cannot start with gke"):
+        gke.api.apply(body, "test")
+
+
 def test_the_class_of_every_ladder_is_taken(gke: ControlPlane) -> None:
     for rungs in ladders_of_rungs():
         settings = parse(from_config(changed("oasis:gpu.capacity", list(rungs))))

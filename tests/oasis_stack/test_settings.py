@@ -86,6 +86,7 @@ MISTAKES = {
         "oasis:gpu.capacity[0].reservation", None, "gcloud compute reservations list"
     ),
     "run duration over 7 days": Mistake("oasis:gpu.capacity[1].max_run_duration_hours", 169, "from 1 to 168"),
+    "ComputeClass of GKE": Mistake("oasis:gpu.compute_class", "gke-h200", "not beginning with gke or autopilot"),
     "Kueue's chart without an address": Mistake("oasis:gpu.queue_chart", "kueue", "the address of a Helm chart"),
     "number in quotes": Mistake("oasis:gpu.capacity[1].max_nodes", "4", "whole number"),
     "yes for true": Mistake("oasis:data.keep", "yes", "true or false"),
