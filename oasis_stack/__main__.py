@@ -60,39 +60,39 @@ In order, for a new stack:
   python -m oasis_stack dashboard --stack mine
   python -m oasis_stack destroy --stack mine
 
-Exit status: 0 done, 1 a step failed, 2 wrong usage or settings, 130 interrupted; of `up`, `preview`, `destroy`,
-`restart` and `dashboard` that of pulumi or kubectl, once it runs.
+Exit status: 0 done, 1 a step failed, 2 wrong usage or settings, 130 interrupted; once `up`, `preview`, `destroy`,
+`restart` and `dashboard` run pulumi or kubectl, they exit with its status.
 """
 
 _PLAN = """\
-Needs no account, no program and no network: run it after every edit of the stack file. With Google credentials it asks
-for at most 5 s whether nodes are likely to come; without them it says so, and shows the answers of last time."""
+Needs no account, no program and no network: run it after every edit of the stack file. With Google credentials it also
+asks, for at most 5 s, whether nodes are likely to come; without them it says so and shows the last answers."""
 _FORECAST = """\
 Asks Compute Engine's advice API with your application default credentials (`gcloud auth application-default login`):
-how likely the nodes of each rung are to come, how long Spot ones last and what they cost, when nodes can be reserved,
-which quota is left, where else they are likelier; and proposes an order of the rungs. It changes nothing, blocks
-nothing, and ends with 0 whatever Google says. Google documents it for Spot. Answers are kept in .oasis/forecast for
-when Google does not answer, and shown with their age."""
+how likely the nodes of each rung are to come, how long Spot nodes last and what they cost, when nodes can be reserved,
+which quota is left, and where else nodes are likelier; then proposes an order of the rungs. It changes nothing, blocks
+nothing, and exits with 0 whatever Google says. Google documents the API for Spot. Answers are kept in .oasis/forecast
+for when Google does not answer, and shown with their age."""
 _INIT = """\
 Needs gcloud, signed in (`gcloud auth login`), and pulumi, which takes `gcloud auth application-default login`. It
-makes what is missing of: the bucket for Pulumi's state, the Cloud KMS key for the stack's secrets, the stack itself.
+creates what is missing: the bucket for Pulumi's state, the Cloud KMS key for the stack's secrets, the stack itself.
 Run it again after an interruption."""
 _PRICES = """\
-Changes one file of this checkout, oasis_stack/facts/prices.csv, of which `plan`, the outputs and
-oasis:cost.max_hourly_usd make their sums; what the catalogue does not say stays as it was. Needs Google credentials
-(`gcloud auth application-default login`) and the API cloudbilling.googleapis.com, on in the stack's project."""
+Changes one file of this checkout, oasis_stack/facts/prices.csv, from which `plan`, the outputs and
+oasis:cost.max_hourly_usd take their prices; those that the catalogue lacks stay as they are. Needs Google credentials
+(`gcloud auth application-default login`) and the API cloudbilling.googleapis.com, enabled in the stack's project."""
 _PREFLIGHT = """\
-Asks with your application default credentials (`gcloud auth application-default login`) and changes nothing: project,
-billing, APIs, your permissions, machine types, quotas, reservations, keys, organisation policies. Exit status 1 if `up`
-would fail, or nodes be waited for in vain; what Google does not tell you is said, and fails nothing. It takes some
-seconds; without credentials, only what is on this machine is looked at."""
+Changes nothing. Asks Google, with your application default credentials (`gcloud auth application-default login`), about
+project, billing, APIs, your permissions, machine types, quotas, reservations, keys, organisation policies. Exit status
+1 if `up` would fail or wait for nodes in vain; what Google does not tell you is listed, and is no failure. It takes
+some seconds; without credentials it checks only this machine."""
 _PULUMI = """\
 Needs pulumi, gke-gcloud-auth-plugin, and Google credentials (`gcloud auth application-default login`)."""
 _IMAGE = """\
 After the first `up`. The stack file then names the image by digest; `pulumi up` and `restart` bring it into use.
-Needs pulumi and gcloud, and for another builder than cloud-build that builder."""
+Needs pulumi and gcloud, and the builder itself if it is not cloud-build."""
 _RESTART = """\
-After `up` with a new image: pods that run keep the one they have. Asks before anything ends.
+After `up` with a new image: running pods keep their old one. Asks before it ends anything.
 Needs pulumi, kubectl, gke-gcloud-auth-plugin."""
 _SECRET = """\
 After `up` with the section oasis:wandb. The key is in no file, argument or log. Needs pulumi and gcloud."""
@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
         made = commands.add_parser(
             name, help=does, description=f"{does[0].upper()}{does[1:]}.\n{more}", formatter_class=root.formatter_class
         )
-        made.add_argument("--stack", default="dev", help="Pulumi.<stack>.yaml is read (default: dev)")
+        made.add_argument("--stack", default="dev", help="the stack, read from Pulumi.<stack>.yaml (default: dev)")
         made.set_defaults(refuse=made.error)
         return made
 
@@ -118,10 +118,10 @@ def parser() -> argparse.ArgumentParser:
         "show the settings, addresses, ladder, resources and the order of their deletion; touches nothing",
         _PLAN,
     ).add_argument(
-        "--settings-only", action="store_true", help="up to the prices: neither ask Google nor run the program"
+        "--settings-only", action="store_true", help="stop after the prices: neither ask Google nor run the program"
     )
     initialise = command(
-        "init", "make state bucket and key, and write what is missing into an existing stack file", _INIT
+        "init", "create the state bucket and key, and write what is missing into an existing stack file", _INIT
     )
     initialise.add_argument(
         "--project",
@@ -130,15 +130,15 @@ def parser() -> argparse.ArgumentParser:
     )
     forecast = command("forecast", "say whether the ladder's nodes are likely to come, and at which price", _FORECAST)
     forecast.add_argument("--brief", action="store_true", help="a line for each rung, and the proposed order")
-    forecast.add_argument("--job", choices=("ladder", "queue"), help="only the rungs that such a job may get")
-    forecast.add_argument("--nodes", type=int, metavar="N", help="of the job (default: all that each rung may have)")
+    forecast.add_argument("--job", choices=("ladder", "queue"), help="only the rungs that such a job may use")
+    forecast.add_argument("--nodes", type=int, metavar="N", help="job's nodes (default: all that each rung may have)")
     command("preflight", "say what the project lacks for this stack, before anything is made", _PREFLIGHT)
     command("prices", "read the list prices of what the stack runs from Google's catalogue", _PRICES)
     for name, does, more in (
         ("preview", "check the settings, then `pulumi preview`", _PULUMI),
         ("up", "check the settings, then `pulumi up`", _PULUMI),
         ("destroy", "list what runs and what will stay, then `pulumi destroy`", _PULUMI),
-        ("restart", "end the Ray pods, so that KubeRay makes them anew; lists the jobs that end with them", _RESTART),
+        ("restart", "end the Ray pods, so that KubeRay recreates them; lists the jobs that end with them", _RESTART),
     ):
         command(name, does, more).add_argument("--yes", action="store_true", help="do not ask")
     command("destroy-plan", "only list what `destroy` would end, and what would stay", "Nothing is changed.")
@@ -233,7 +233,7 @@ def _with_settings(options: argparse.Namespace, stack: Stack) -> int:
         if not options.yes and not sys.stdin.isatty():
             # Pulumi refuses, with the names of its own options.
             again = f"python -m oasis_stack {options.command} --stack {stack.name} --yes"
-            _say(f"There is no terminal to agree on; to agree beforehand: {again}")
+            _say(f"There is no terminal to ask on. To agree beforehand: {again}")
         stale_lock.release(stack, _say)
         recovery.settle(stack, _say)
     # By the state as it is once what a killed run left is in it.
@@ -263,8 +263,10 @@ def _say_what_a_destroy_does(settings: Settings, stack: Stack, now: datetime, *,
         state = {}
     if unapplied := [*kept.unapplied(settings, state)]:
         raise ProgramError(
-            "\n".join([*unapplied, "Pulumi destroys by the last `pulumi up`, so nothing was destroyed."])
-            + f"\nBring the stack file into effect first (make up STACK={stack.name}), or set it back."
+            "\n".join(
+                [*unapplied, "A destroy follows the last `pulumi up`, not the stack file, so nothing was destroyed."]
+            )
+            + f"\nApply the stack file first (make up STACK={stack.name}), or undo its change."
         )
     ends = [*cluster_access.running(stack), *restart.jobs_of_the_standing_ray(stack)]
     _say("\n  ".join(["Ends with the stack:", *ends]))
@@ -276,7 +278,7 @@ def _planned_forecast(settings: Settings, stack: Stack) -> None:
     if subject is None:
         return
     seconds = forecast_report.PLAN_SECONDS
-    _say(f"\nForecast of {subject.called}, for which Google is asked at most {seconds:g} s")
+    _say(f"\nForecast of {subject.called}; Google is given {seconds:g} s to answer")
     try:
         _refuse_other_cloud(stack.name)
     except ProgramError as error:
@@ -294,7 +296,7 @@ def _forecast(options: argparse.Namespace, settings: Settings, stack: Stack) -> 
         _say(f"{stack.name} has no {rungs}, so there is nothing to forecast")
         return OK
     seconds = forecast_report.SECONDS
-    patience = "" if options.brief else f", for which Google is asked at most {seconds:g} s"
+    patience = "" if options.brief else f"; Google is given {seconds:g} s to answer"
     _say(f"Forecast of {subject.called}{patience}")
     google = Google(settings.project)
     _say_indented(forecast_report.lines(subject, google, _kept_answers(stack), seconds, brief=options.brief))
@@ -322,9 +324,7 @@ def _preflight(settings: Settings, stack: Stack) -> int:
         return [told(line) for line in asked or ()]
 
     for key in CALLERS & config.keys():
-        _say(
-            f"Note: {key} makes `pulumi up` somebody else than these application default credentials, which are asked."
-        )
+        _say(f"Note: with {key}, `pulumi up` does not use the application default credentials that are checked here.")
     program = offline.deploy_stack({key: value for key, value in config.items() if key != LIMIT})
     return OK if report.run(settings, program, _say, [Check(title="Forecast", look=look)]) else FAILED
 

@@ -33,7 +33,7 @@ def dashboard(stack: Stack, say: Callable[[str], None]) -> int:
     external_program.require("pulumi", "kubectl", "gke-gcloud-auth-plugin")
     url, command = stack.output("ray_dashboard_url"), stack.output("ray_dashboard_command")
     if not command:
-        say(f"{url} answers by itself, inside the VPC")
+        say(f"{url} answers inside the VPC, without a port-forward")
         return 0
     _require_websockets()
     with kubeconfig(stack) as environment:

@@ -62,7 +62,7 @@ def read(
     """
     done = run(arguments, environment, stdin or "")
     if done.returncode != 0:
-        said = done.stderr.strip() or done.stdout.strip() or "it said nothing"
+        said = done.stderr.strip() or done.stdout.strip() or "it printed nothing"
         raise ProgramError(f"`{' '.join(arguments)}` failed with status {done.returncode}:\n{said}")
     return done.stdout
 
@@ -97,7 +97,7 @@ def run(
                 if interrupts > 1:  # it may have heard of none, as where only this process is sent them
                     program.send_signal(signal.SIGINT)
                 elif interrupts and program.poll() is None:
-                    print(f"waiting for {arguments[0]} to end in order; Ctrl-C again cuts it off", file=sys.stderr)
+                    print(f"waiting for {arguments[0]} to shut down; Ctrl-C again kills it", file=sys.stderr)
                 said = program.communicate(None if interrupts else stdin)
                 break
             except KeyboardInterrupt:  # comes after the quarter of a second that the program is given first

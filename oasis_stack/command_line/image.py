@@ -49,7 +49,7 @@ def image(stack: Stack, ray_version: str, builder: str, say: Callable[[str], Non
             "without a build section in its file, use --builder docker or podman."
         )
     name = f"{outputs['image_repository']}/ray"
-    say(f"building {FOLDER} with {builder}; the first build has some GB to fetch and to push")
+    say(f"building {FOLDER} with {builder}; the first build fetches and pushes some GB")
     context = stack.file.parent
     tagged = f"{name}:{_tag(context, ray_version)}"
     if builder == "cloud-build":
@@ -60,8 +60,8 @@ def image(stack: Stack, ray_version: str, builder: str, say: Callable[[str], Non
     changed = stack_file.set_value(stack.file, ("config", "oasis:ray", "image"), reference)
     say(f"{stack.file.name}: oasis:ray.image {'is now' if changed else 'already is'} {reference}")
     say(
-        f"next: `pulumi up -s {stack.name}`, then `python -m oasis_stack restart --stack {stack.name}`: "
-        "Ray pods that run keep the image they have until then"
+        f"next: `pulumi up -s {stack.name}`, then `python -m oasis_stack restart --stack {stack.name}`; until then, "
+        "running Ray pods keep their image"
     )
 
 
@@ -70,8 +70,8 @@ def _check_ray(stack: Stack, version: str) -> None:
     if locked is None or locked[1] != version:
         raise ProgramError(
             f"oasis:ray.version is {version} in {stack.file.name}; allowed: the Ray that {LOCK} puts into the image, "
-            f"{locked[1] if locked else 'and it names none'}. Set it so, or change ray in pyproject.toml and BASE in "
-            f"{FOLDER}/Dockerfile, and run `make pin`."
+            f"{locked[1] if locked else 'which names none'}. Set it to that, or change ray in pyproject.toml and BASE "
+            f"in {FOLDER}/Dockerfile, and run `make pin`."
         )
 
 
@@ -128,7 +128,7 @@ def _local(builder: str, tagged: str, context: Path, outputs: Mapping[str, str])
         if show([*build, str(context)]) != 0:
             raise ProgramError("the build failed; its log is above")
     if show([builder, "push", tagged]) != 0:
-        raise ProgramError(f"{tagged} was built, but could not be pushed; see above. Nothing was written down.")
+        raise ProgramError(f"{tagged} was built, but could not be pushed; see above. The stack file was not changed.")
     pushed: list[str] = json.loads(read([builder, "image", "inspect", "--format", "{{json .RepoDigests}}", tagged]))
     return _digest(next((known for known in pushed if known.startswith(f"{name}@")), ""))
 

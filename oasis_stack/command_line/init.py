@@ -40,7 +40,7 @@ def init(stack: Stack, project: str | None, say: Callable[[str], None]) -> None:
     project = _project(stack, config.get("gcp:project"), project)
     region = str(config.get("oasis:region") or "")
     if not region:
-        raise ProgramError(f"{stack.file.name} names no oasis:region. Set it, then run this again.")
+        raise ProgramError(f"{stack.file.name} has no oasis:region. Set it, then run this again.")
     bucket = names.bucket(project, str(config.get("oasis:name") or "oasis"), "state")
     backend = str(config.get("oasis:state_backend") or f"gs://{bucket}")
     key = f"projects/{project}/locations/{region}/keyRings/{KEY_RING}/cryptoKeys/{stack.name}"
@@ -66,8 +66,8 @@ def _check_name(stack: Stack) -> None:
         )
     if not _KEY_ID.fullmatch(stack.name):
         raise ProgramError(
-            f"stack {stack.name} cannot have an encryption key of its name: Cloud KMS allows 1 to 63 of letters, "
-            f"digits, _ and -. Rename {stack.file.name}, and name the stack so."
+            f"the encryption key of stack {stack.name} has the stack's name, but Cloud KMS allows 1 to 63 letters, "
+            f"digits, _ and -. Rename {stack.file.name} and the stack."
         )
 
 
@@ -80,7 +80,7 @@ def _project(stack: Stack, written: object, asked: str | None) -> str:
     project = str(written or asked or read(["gcloud", "config", "get-value", "project"]).strip())
     if not names.PROJECT_PATTERN.fullmatch(project):
         raise ProgramError(
-            (f"{project!r} is no project id" if project else "no project is chosen")
+            (f"{project!r} is not a project id" if project else "no project is chosen")
             + ". Name it: --project my-project, or `gcloud config set project my-project`."
         )
     return project

@@ -87,7 +87,7 @@ def _ladder(gpu: GpuSettings) -> Iterator[str]:
     for number, entry in enumerate(gpu.capacity, 1):
         rules = capacity_rules.pool_rules(gpu.machine, entry)
         most = f"{entry.max_nodes} node{'s' * (entry.max_nodes != 1)}"
-        served = ", for queued jobs alone" if rules.queued else ""
+        served = ", for queued jobs only" if rules.queued else ""
         yield f"  {number}. {entry.pool_name}: 0 to {most}, {entry.max_nodes * gpu.machine.gpus} GPUs{served}"
         flags = ((field.name, getattr(rules, field.name)) for field in dataclasses.fields(rules))
         yield "     " + ", ".join(f"{name}={_text(value)}" for name, value in flags)

@@ -110,7 +110,7 @@ def refresh(settings: Settings, today: date, say: Callable[[str], None], file: P
         skus = [sku for row in live_state.google_list(settings.project, url, "skus") if (sku := Sku.read(row))]
     except (live_state.RequestRefused, live_state.NotAnswering) as failure:
         raise ProgramError(
-            f"{failure}\nNothing was written. The catalogue takes an API that is on: "
+            f"{failure}\nNothing was written. The catalogue needs its API enabled: "
             f"`gcloud services enable cloudbilling.googleapis.com --project {settings.project}`."
         ) from failure
     if not skus:
@@ -130,7 +130,7 @@ def refresh(settings: Settings, today: date, say: Callable[[str], None], file: P
     try:
         stack_file.replace(file, prices.written(known.values()))
     except OSError as error:
-        remedy = "Nothing was changed; make it yours to write or free some space, then run this again."
+        remedy = "Nothing was changed; make it writable or free some space, then run this again."
         raise ProgramError(f"{prices.TABLE} cannot be written: {error}. {remedy}") from None
     say(f"{file.name} has them; `git diff` shows what changed")
 

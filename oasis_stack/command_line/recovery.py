@@ -92,13 +92,13 @@ def up(stack: Stack, say: Callable[[str], None], *, yes: bool) -> int:
         status, lost = _up(stack, yes)
         if not lost:
             return status
-        say(f"Google may have made {_counted(len(lost))} that failed: asking what exists")
+        say(f"Google may have created {_counted(len(lost))} although that failed here: asking what exists")
         ours, others = _take_over(stack, lost, begun, say)
         if others:
             named = ", ".join(str(one["id"]) for one in others)
-            say(f"Left alone, as another may have made it: {named}. `pulumi import` takes over what is this stack's.")
+            say(f"Left alone, as another may have made it: {named}. Use `pulumi import` for what is this stack's.")
         if not ours:
-            say("Nothing is taken over.")
+            say("Nothing was taken over.")
             return status
         names = [one["urn"].rpartition("::")[2] for one in ours]
         say(f"Taken over: {', '.join(names)}. Going on with `pulumi up`")
@@ -174,7 +174,7 @@ def _existing(
     stack.put_state({**state, "deployment": {**_deployment(state), "resources": [*before, *maybe]}})
     if stack.run("refresh", extra=["--yes", "--skip-preview"]):
         raise ProgramError(
-            f"`pulumi refresh -s {stack.name}` failed, see above; at Google nothing was changed. Run this again."
+            f"`pulumi refresh -s {stack.name}` failed, see above; nothing was changed at Google. Run this again."
         )
     there = {one["urn"]: one for one in _resources(stack.state()) if not one.get("delete")}
     if stays := {urn for urn, _ in replaced} - there.keys():
@@ -205,8 +205,8 @@ def _let_go_of_others(stack: Stack, urns: Collection[str], replaced: Collection[
     except ProgramError as error:
         commands = [f"\n  pulumi state delete -s {stack.name} '{urn}'" for urn in sorted(urns)]
         raise ProgramError(
-            f"{error}\nThe state still names what another may have made, and a destroy would delete that. "
-            f"Where it is not this stack's, have Pulumi forget it first:{''.join(commands)}"
+            f"{error}\nThe state still names what someone else may have created, and a destroy would delete it. "
+            f"If it is not this stack's, remove it from the state first:{''.join(commands)}"
         ) from error
 
 

@@ -46,13 +46,13 @@ def restart(stack: Stack, yes: bool, say: Callable[[str], None]) -> int:
             say(f"RayCluster {namespace}/{cluster} has no pods; KubeRay makes them from the current spec by itself")
             return 0
         say("\n  ".join(["Ends, and comes back from the current spec:", *map(_described, pods)]))
-        say("\n  ".join(["Ends with them, and is to be submitted again:", *_jobs(pods, namespace, environment)]))
+        say("\n  ".join(["Ends with them, and must be submitted again:", *_jobs(pods, namespace, environment)]))
         if not yes and not _agreed():
             say("nothing was deleted")
             return 0
         status = show(["kubectl", "delete", "pods", *chosen], environment)
     if status == 0:
-        say("KubeRay makes the head anew, in a minute or two, and workers when jobs ask for them")
+        say("KubeRay recreates the head in a minute or two, and workers when jobs ask for them")
     return status
 
 
@@ -91,7 +91,7 @@ def _jobs(pods: list[Mapping[str, Any]], namespace: str, environment: Mapping[st
     try:
         listed = read(["kubectl", "exec", "--namespace", namespace, head["metadata"]["name"], *inside], environment)
     except ProgramError as error:
-        return [f"not known: the head does not answer, as one that cannot start: {str(error).splitlines()[-1]}"]
+        return [f"not known: the head does not answer, and may be unable to start: {str(error).splitlines()[-1]}"]
     return listed.splitlines() or ["no job runs"]
 
 

@@ -40,5 +40,5 @@ def _value() -> str:
         value = ""
     value = value.strip()
     if not value or "\n" in value:
-        raise ProgramError("a key is one line that is not empty; nothing was stored. Run this again and paste the key.")
+        raise ProgramError("nothing was stored: a key is one non-empty line. Run this again and paste the key.")
     return value

@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
         try:
             read = self.construct_yaml_timestamp(node)
         except ValueError as error:
-            problem = f"{node.value} is no date: {error}. Correct it, or put it in quotes"
+            problem = f"{node.value} is not a date: {error}. Correct it, or put it in quotes"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
         moment = read if isinstance(read, datetime) else datetime(read.year, read.month, read.day)
         offset = moment.strftime("%z") or "+0000"
@@ -59,7 +59,7 @@ def find(stack: str, directory: Path = ROOT) -> Path:
     """
     path = directory / f"Pulumi.{stack}.yaml"
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", stack):
-        raise StackFileError(f"{stack!r} is no name of a stack. It is 1 to 100 of letters, digits, `_`, `.` and `-`.")
+        raise StackFileError(f"{stack!r} is not a stack name. Use 1 to 100 letters, digits, `_`, `.` and `-`.")
     if not path.is_file():
         known = sorted(file.name.split(".", 1)[1].removesuffix(".yaml") for file in directory.glob("Pulumi.*.yaml"))
         raise StackFileError(
@@ -80,8 +80,8 @@ def config(path: Path) -> dict[str, object]:
     section = file.get("config") or {}
     if beside := [str(key) for key in file if ":" in str(key)]:
         raise StackFileError(
-            f"{path.name}: {', '.join(beside)} is not below `config:`, where alone Pulumi reads it. Indent it by two, "
-            "with all that is below it."
+            f"{path.name}: {', '.join(beside)} is not below `config:`, the only place where Pulumi reads it. Indent "
+            "it by two, with everything below it."
         )
     if not isinstance(section, dict):
         raise StackFileError(f"{path.name}: `config:` must be keys and values, indented. See Pulumi.dev.yaml.")
@@ -121,7 +121,7 @@ def set_value(path: Path, keys: Sequence[str], value: str) -> bool:
     by_hand = f"Nothing was changed; set {' / '.join(keys)} to {value} by hand."
     if edited is None or not _reads_as(edited, new):
         raise StackFileError(
-            f"{path.name} is written in a way that cannot be edited without touching more than one line. {by_hand}"
+            f"{path.name} is written in a way that cannot be edited without changing more than one line. {by_hand}"
         )
     try:
         replace(path, edited)
@@ -142,7 +142,9 @@ def _text(path: Path) -> str:
     try:
         return path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise StackFileError(f"{path.name} cannot be read: {error}. It must be yours to read, in UTF-8.") from None
+        raise StackFileError(
+            f"{path.name} cannot be read: {error}. It must be readable by you, and in UTF-8."
+        ) from None
 
 
 def _load(text: str, name: str) -> dict[str, Any]:
@@ -151,10 +153,10 @@ def _load(text: str, name: str) -> dict[str, Any]:
         loaded = (_Loader("").construct_document(tree) if tree else None) or {}
     except yaml.YAMLError as error:
         where = str(error).replace('"<unicode string>"', name)
-        raise StackFileError(f"{name} is no valid YAML, and nothing was done: {where}") from None
+        raise StackFileError(f"{name} is not valid YAML, and nothing was done: {where}") from None
     if twice:
         lines = "; ".join(f"{key} stands on lines {first} and {second}" for key, first, second in twice)
-        raise StackFileError(f"{name}: {lines}. A key stands once; remove one line of the two.")
+        raise StackFileError(f"{name}: {lines}. A key may appear only once; remove one of the two lines.")
     if not isinstance(loaded, dict):
         raise StackFileError(f"{name} must be keys and values. See Pulumi.dev.yaml.")
     return loaded

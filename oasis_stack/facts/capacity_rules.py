@@ -199,7 +199,7 @@ def _placement_problems(machine: Machine, key: str, entry: CapacityEntry) -> Ite
         # AI-Hypercomputer/xpk pull request 1130. Dense ones, as those of machines with RDMA are, take a policy of the
         # pool besides (GoogleCloudPlatform/cluster-toolkit pull request 3347).
         allowed = f"false for a reservation of {machine.name}"
-        remedy = "remove it: how close the nodes of a reservation stand was settled when the reservation was made"
+        remedy = "remove it: the placement of a reservation's nodes was fixed when the reservation was made"
     else:
         return
     yield Problem(key=f"{key}.compact_placement", value=True, allowed=allowed, remedy=remedy)

@@ -166,7 +166,7 @@ def general_purpose(name: str) -> Machine:
     """
     family, _, size = name.rpartition("-")
     if size not in map(str, GENERAL_PURPOSE.get(family, ())):
-        raise ValueError(f"{name!r} is no machine type of {', '.join(GENERAL_PURPOSE)}")
+        raise ValueError(f"{name!r} is not a machine type of {', '.join(GENERAL_PURPOSE)}")
     vcpus = int(size)
     return Machine(
         name=name,

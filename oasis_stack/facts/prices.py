@@ -24,7 +24,7 @@ REGION = "us-central1"
 FILE = Path(__file__).with_suffix(".csv")
 TABLE = "oasis_stack/facts/prices.csv"
 """The table, by its path in the checkout."""
-_REMEDY = f"correct it by hand, or take the committed one back: `git checkout {TABLE}`"
+_REMEDY = f"correct it, or restore the committed one: `git checkout {TABLE}`"
 
 CONTROL_PLANE, NAT, LOAD_BALANCER = "control plane", "Cloud NAT", "load balancer"
 """Fees: of a regional cluster; of one address and the virtual machines at rest; of a project's first forwarding
@@ -83,9 +83,9 @@ def parsed(text: str) -> dict[tuple[str, str], Price]:
                 remark=row["remark"],
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise PriceTableError(f"{TABLE}, line {rows.line_num}, is no price ({error}); {_REMEDY}") from None
+            raise PriceTableError(f"{TABLE}, line {rows.line_num}, is not a price ({error}); {_REMEDY}") from None
         if not 0 < price.usd < math.inf:
-            raise PriceTableError(f"{TABLE}, line {rows.line_num}: {row['usd']} is no price; {_REMEDY}")
+            raise PriceTableError(f"{TABLE}, line {rows.line_num}: {row['usd']} is not a price; {_REMEDY}")
         found[_place(price)] = price
     if missing := [what for what in (CONTROL_PLANE, NAT, LOAD_BALANCER) if (what, "") not in found]:
         raise PriceTableError(f"{TABLE} lacks {', '.join(missing)}; {_REMEDY}")

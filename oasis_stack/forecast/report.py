@@ -53,8 +53,8 @@ def _rung(forecast: Forecast, number: int, entry: CapacityEntry, brief: bool) ->
     if parts:
         yield f"{head}: {'; '.join(parts)}"
     elif forecast.is_answered(entry):
-        documented = "" if entry.mode == "spot" else " (it documents Spot alone)"
-        yield f"{head}: Google tells nothing of {entry.mode} for {subject.gpu.machine_type}{documented}"
+        documented = "" if entry.mode == "spot" else " (it documents Spot only)"
+        yield f"{head}: Google gives no forecast of {entry.mode} for {subject.gpu.machine_type}{documented}"
     else:
         yield f"{head}: no answer yet"
     if entry.mode == "spot" and not brief:
@@ -93,9 +93,7 @@ def _quotas(forecast: Forecast) -> Iterator[str]:
         most = quota.limit if quota.left is None else quota.left
         nodes = _nodes(int(most // forecast.subject.gpu.machine.gpus))
         if quota.left is None:
-            told = (
-                f"quota of {quota.called}: {most:g} GPUs, of which nobody tells how many are in use, so at most {nodes}"
-            )
+            told = f"quota of {quota.called}: {most:g} GPUs; how many are in use is not known, so at most {nodes}"
         else:
             told = f"quota left of {quota.called}: {most:g} of {quota.limit:g} GPUs, so {nodes}"
         yield f"{told} ({quota.what}){age}"
@@ -118,7 +116,7 @@ def _order(forecast: Forecast) -> Iterator[str]:
     if len(now) < 2:
         return
     if unpriced:
-        yield f"no order is proposed: the price is not known of {', '.join(unpriced)} (`make prices` reads it)"
+        yield f"no order is proposed: no price is known for {', '.join(unpriced)} (`make prices` reads it)"
     elif now == proposed:
         yield "the ladder's order is the proposed one, by the price of an hour of progress"
     else:
@@ -135,7 +133,7 @@ def _problems(forecast: Forecast, asked: int, seconds: float) -> Iterator[str]:
     if answers.late:
         yield f"{answers.late} of {asked} questions not answered within {seconds:g} s: ask again"
     if not answers.refused and not counted and not answers.late:
-        yield f"asked at {answers.now:%Y-%m-%d %H:%M} UTC: what Google expects now, and no promise"
+        yield f"asked at {answers.now:%Y-%m-%d %H:%M} UTC: what Google expects now, not a promise"
 
 
 def _likely(chance: Chance) -> str:

@@ -46,7 +46,7 @@ def programs(settings: Settings, google: Google) -> Iterator[Finding]:
             yield good(f"{name} is installed")
         else:
             judge = bad if name in PROGRAMS else unknown
-            yield judge(f"{name}, of {caller}, is not installed", f"Get it: {INSTALL[name]}.")
+            yield judge(f"{name}, needed by {caller}, is not installed", f"Get it: {INSTALL[name]}.")
 
 
 def price(settings: Settings, google: Google) -> Iterator[Finding]:
@@ -89,16 +89,16 @@ def billing(settings: Settings, google: Google) -> Iterator[Finding]:
     if account != paying:
         yield bad(
             f"oasis:cost.billing_account is {account}, and {paying} pays for the project",
-            f"Set it to {paying}: a budget sees what is billed to its own account alone.",
+            f"Set it to {paying}: a budget sees only what is billed to its own account.",
         )
     permission, role = BUDGETS
     path = f"v1/billingAccounts/{account}:testIamPermissions"
     if permission in (google.get("cloudbilling", path, body={"permissions": [permission]}) or {}).get(
         "permissions", []
     ):
-        yield good(f"you may make a budget of {account}")
+        yield good(f"you may create a budget for {account}")
     else:
-        yield bad(f"you may not make a budget of {account}", f"Ask its administrator for {role} on the account.")
+        yield bad(f"you may not create a budget for {account}", f"Ask its administrator for {role} on the account.")
 
 
 def services(settings: Settings, google: Google, apis: frozenset[str]) -> Iterator[Finding]:
@@ -123,7 +123,7 @@ def permissions(settings: Settings, google: Google) -> Iterator[Finding]:
         if missing := [permission for permission in needed if permission not in held]:
             yield bad(f"you lack {', '.join(missing)} in {google.project}", f"Ask for {role} there, which holds it.")
     if held.issuperset(asked):
-        yield good(f"you hold the {len(asked)} permissions that were asked about, of {len(wanted)} roles")
+        yield good(f"you hold the {len(asked)} permissions that were checked, from {len(wanted)} roles")
 
 
 def _is_used(role: str, settings: Settings) -> bool:
@@ -152,5 +152,5 @@ def _may_grant(google: Google, api: str, name: str, role: str) -> Iterator[Findi
         yield good(f"you may grant the use of {name}")
     else:
         yield bad(
-            f"you lack {permission} on {name}", f"Ask for {role} on it or its project: Google's agent must use it."
+            f"you lack {permission} on {name}", f"Ask for {role} on it or its project: `up` lets Google's agent use it."
         )

@@ -70,11 +70,13 @@ class Google:
             try:
                 return answer.json()
             except ValueError:
-                raise UnseenError(f"{api}.googleapis.com answers with no JSON", "Ask again.") from None
+                raise UnseenError(
+                    f"{api}.googleapis.com answers with something that is not JSON", "Ask again."
+                ) from None
         if live_state.says_disabled(answer):
             host = f"{api}.googleapis.com"
             remedy = f"`gcloud services enable {host} --project {self.project}`, and ask again."
-            raise UnseenError(f"{host} is off in {self.project}, so that it was not asked", remedy)
+            raise UnseenError(f"{host} is off in {self.project}, so it was not asked", remedy)
         said = _said(answer.text)
         # "Permission 'x.y.z' denied", "Required 'x.y.z' permission for"; of what may not exist either.
         permission = re.search(r"[Pp]ermission '?([a-z]+\.[A-Za-z.]+)|'([a-z]+\.[A-Za-z.]+)' permission", said)

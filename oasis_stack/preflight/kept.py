@@ -78,7 +78,7 @@ def lines(settings: Settings, now: datetime) -> Iterator[str]:
     if settings.wandb is not None and settings.wandb.keep:
         yield f"secret {names.secret(name, 'wandb')} (oasis:wandb.keep){_of_each(prices.SECRET, region)}; {adopt}"
     if settings.cluster.secrets_encryption_key or settings.registry.docker_hub:
-        yield "what Google's own agents were granted on your key and secret, which other clusters may need, at no cost"
+        yield "the grants of Google's own agents on your key and secret, which other clusters may need, at no cost"
     yield (
         f"enabled Google APIs, at no cost; the state bucket{_of_size(prices.STORED, region, None)}; "
         f"and the encryption key{_of_each(prices.KEY, region)}"

@@ -102,7 +102,7 @@ def _members(rules: Rules, settings: Settings) -> str | Doubt:
     if not enforced(rules) and not any(rule.get("values", {}).get("allowedValues") for rule in rules):
         return ""
     teams = ", ".join(team.name for team in settings.teams)
-    return Doubt(f"whether it takes the members of {teams} is not known here")
+    return Doubt(f"whether it admits the members of {teams} is not known here")
 
 
 _ON_MEMBERS = [
@@ -110,7 +110,7 @@ _ON_MEMBERS = [
         name=name,
         concerns=lambda settings: bool(settings.teams),
         stops=_members,
-        remedy="Ask who keeps it: of others Google says that they do not belong to a permitted customer.",
+        remedy="Ask whoever maintains it: Google refuses others, as not belonging to a permitted customer.",
     )
     for name in ("iam.allowedPolicyMemberDomains", "iam.managed.allowedPolicyMembers")
 ]
@@ -250,7 +250,7 @@ def constraints(apis: frozenset[str]) -> list[Constraint]:
         Constraint(
             name="gcp.restrictServiceUsage",
             stops=_services(apis),
-            remedy="Have them allowed for the project: the stack cannot do without.",
+            remedy="Have them allowed for the project: the stack cannot do without them.",
         ),
         Constraint(
             name="gcp.restrictNonCmekServices",

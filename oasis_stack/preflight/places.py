@@ -55,7 +55,9 @@ def reservations(settings: Settings, google: Google) -> Iterator[Finding]:
             else:
                 yield _reservation(settings, google, name, nodes)
         except UnseenError as unseen:
-            yield unknown(unseen.problem, f"{unseen.remedy} A shared reservation is seen in its owner's project alone.")
+            yield unknown(
+                unseen.problem, f"{unseen.remedy} A shared reservation is visible only in its owner's project."
+            )
 
 
 def _owner(google: Google, given: str) -> tuple[str, str]:
@@ -80,7 +82,7 @@ def _block(settings: Settings, google: Google, given: str, nodes: int) -> Findin
     if (status := found.get("status", "READY")) != "READY":
         return bad(f"{name} is {status}", "Wait until it is READY, or name another.")
     if (count := int(found.get("count", 0))) < nodes:
-        return bad(f"{name} has {count} nodes, and max_nodes {nodes} of it", f"Lower max_nodes to {count}.")
+        return bad(f"{name} has {count} nodes, but max_nodes asks for {nodes}", f"Lower max_nodes to {count}.")
     return good(f"{name} has {count} nodes, {found.get('inUseCount', 0)} of them in use")
 
 
@@ -93,7 +95,9 @@ def _reservation(settings: Settings, google: Google, given: str, nodes: int) -> 
         return bad(f"{settings.zone} of project {owner} has no reservation {name}", f"Correct {_KEY}: {listed}.")
     shared = found.get("shareSettings", {})
     if owner != google.project and shared.get("shareType", "LOCAL") == "LOCAL":
-        return bad(f"reservation {name} is {owner}'s alone", f"Have it shared with {google.project}.")
+        return bad(
+            f"reservation {name} is not shared with other projects by {owner}", f"Have it shared with {google.project}."
+        )
     if (status := found.get("status", "READY")) not in ("READY", "UPDATING"):
         return bad(f"reservation {name} is {status}", "Wait until it is READY.")
     held = found.get("specificReservation")
@@ -101,10 +105,10 @@ def _reservation(settings: Settings, google: Google, given: str, nodes: int) -> 
         return unknown(f"reservation {name} does not say what it holds", "Look at it with its owner.")
     machine, count = held.get("instanceProperties", {}).get("machineType", machine_type), int(held.get("count", 0))
     if machine != machine_type:
-        return bad(f"reservation {name} is of {machine}", f"Name one of {machine_type} in {_KEY}.")
+        return bad(f"reservation {name} is for {machine}", f"Name one of {machine_type} in {_KEY}.")
     if count < nodes:
         return bad(
-            f"reservation {name} has {count} nodes, and max_nodes {nodes} of it",
+            f"reservation {name} has {count} nodes, but max_nodes asks for {nodes}",
             f"Lower max_nodes to {count}, or have the reservation raised.",
         )
     return good(f"reservation {name} has {count} nodes, {held.get('inUseCount', 0)} of them in use")

@@ -106,7 +106,7 @@ def _objects(google: Google, quota: Mapping[str, Any], names: Sequence[str], pat
     listed = [str(one["name"]) for one in google.list("compute", f"projects/{google.project}/{path}", "items")]
     own = [name for name in names if any(re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{7}}", one) for one in listed)]
     if own and limit >= used + len(names) - len(own):
-        return unknown(f"{what}, and there are {len(own)} of these names", f"If they are another stack's: {ask}")
+        return unknown(f"{what}, and {len(own)} with these names exist", f"If they are another stack's: {ask}")
     return bad(what, ask)
 
 
@@ -115,20 +115,20 @@ def _judged(found: Held) -> Iterator[Finding]:
     where = f" in {quota.region}" if quota.region else ""
     if not found.said:
         yield unknown(
-            f"nobody says what {quota.called} is{where}; the stack takes {quota.most} ({quota.what})",
+            f"no API says what {quota.called} is{where}; the stack takes {quota.most} ({quota.what})",
             f"Look at {_PAGE}.",
         )
         return
     if len(set(found.said.values())) > 1:
         told = ", ".join(f"{who} says {_shown(limit)}" for who, limit in found.said.items())
-        yield unknown(f"{quota.called}{where}: {told}", f"The smaller is judged here; look at {_PAGE}.")
+        yield unknown(f"{quota.called}{where}: {told}", f"The smaller one counts here; look at {_PAGE}.")
     limit = min(found.said.values())
     use = f", of which {found.used:g} are in use" if found.used else ""
     if limit < quota.most:
         yield bad(
             f"{quota.called} is {limit:g}{where}{use}, and the stack takes {quota.most} ({quota.what})",
             f"Ask for more at {_PAGE} (small raises come in minutes, large ones in days), or lower max_nodes. Without "
-            "quota a request for nodes waits, and nobody says why.",
+            "quota a request for nodes waits, and nothing says why.",
         )
     else:
         yield good(f"{quota.called} is {_shown(limit)}{where}{use}; the stack takes {quota.most}")

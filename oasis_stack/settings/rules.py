@@ -362,7 +362,7 @@ def _budget(settings: Settings) -> Iterator[Problem]:
             yield Problem(
                 key=f"cost.{key}",
                 value=given[key],
-                allowed=f"only beside oasis:cost.{other}: a budget is an amount and the account that it is of",
+                allowed=f"only beside oasis:cost.{other}: a budget needs an amount and an account",
                 remedy=f"set oasis:cost.{other} too, or remove this one for a stack without a budget",
             )
 
@@ -373,7 +373,7 @@ def _labels(settings: Settings) -> Iterator[Problem]:
             yield Problem(
                 key=f"labels.{key}",
                 value=value,
-                allowed="key and value of at most 63 of a-z, 0-9, _ and -, the key with a letter first and not goog",
+                allowed="at most 63 of a-z, 0-9, _ and - in key and value; the key starts with a letter, not with goog",
                 remedy="rename it, or put it in quotes if it is a date",
             )
 

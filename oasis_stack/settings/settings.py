@@ -188,7 +188,7 @@ class _Reader:
         here = key.rpartition(".")[0]
         if section:
             near, siblings = ([name.replace(section, here, 1) for name in names] for names in (near, siblings))
-        remedy = f"did you mean {config_key(near[0])}?" if near else "remove it; a setting without effect is not kept"
+        remedy = f"did you mean {config_key(near[0])}?" if near else "remove it; settings without effect are refused"
         self.meant.update(near[:1])
         self._refuse(key, UNKNOWN, f"the keys {', '.join(config_key(known) for known in siblings)}", remedy)
 

@@ -156,7 +156,7 @@ def test_plan_shows_settings_addresses_ladder_resources_and_destroy_order_and_ca
     assert "oasis:wandb_api_key - default" in lines
     assert "rdma-7 (8192) 10.129.0.0/19 RDMA NIC of the GPU nodes" in lines
     assert "1. gpu-flex-start: 0 to 2 nodes, 16 GPUs" in lines
-    assert "3. gpu-queued: 0 to 2 nodes, 16 GPUs, for queued jobs alone" in lines
+    assert "3. gpu-queued: 0 to 2 nodes, 16 GPUs, for queued jobs only" in lines
     assert "auto_repair=false" in text and "max_run_duration=604800s" in text
     assert "PREEMPTIBLE-NVIDIA-H200-GPUS-per-project-region: 48" in text
     assert {"rdma: RdmaNetwork", "compute.Subnetwork x 9: rdma-gvnic, ..., rdma-rdma-7"} <= lines
@@ -366,7 +366,7 @@ def test_without_a_terminal_to_agree_on_it_is_said_how_to_agree_beforehand(
 ) -> None:
     run.programs.answers["kubectl get"] = json.dumps({"items": []})
     for command in ("up", "destroy"):
-        words = f"to agree beforehand: python -m oasis_stack {command} --stack dev --yes"
+        words = f"To agree beforehand: python -m oasis_stack {command} --stack dev --yes"
         for terminal, given, said in ((False, [], True), (False, ["--yes"], False), (True, [], False)):
             typed(monkeypatch, "", terminal)
             run(command, *given)

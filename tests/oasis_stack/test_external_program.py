@@ -55,6 +55,6 @@ def test_what_was_interrupted_ends_in_order_before_its_caller_does(
         if times > 1:
             interrupt(caller.pid, signal.SIGINT)
         printed, _ = caller.communicate(timeout=30)
-    assert said == f"waiting for {sys.executable} to end in order; Ctrl-C again cuts it off\n"
+    assert said == f"waiting for {sys.executable} to shut down; Ctrl-C again kills it\n"
     assert (tmp_path / "saved").exists()
     assert printed == "interrupted\n"

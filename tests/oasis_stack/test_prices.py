@@ -179,10 +179,10 @@ def test_fees_of_cents_never_grow_old() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "words"),
     [
-        ("2026-10-13", "2026-10", "line 5, is no price"),
-        (",84.81,", ",nan,", "line 4: nan is no price"),
-        (",84.81,", ',"1,000",', "line 4, is no price"),
-        (",0.1,", ",-0.1,", "-0.1 is no price"),
+        ("2026-10-13", "2026-10", "line 5, is not a price"),
+        (",84.81,", ",nan,", "line 4: nan is not a price"),
+        (",84.81,", ',"1,000",', "line 4, is not a price"),
+        (",0.1,", ",-0.1,", "-0.1 is not a price"),
         ("control plane", "control plain", "lacks control plane"),
     ],
 )

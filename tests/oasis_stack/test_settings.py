@@ -60,7 +60,9 @@ MISTAKES = {
     "namespace too long": Mistake("oasis:ray.namespace", "n" * 64, "1 to 63"),
     "Ray cluster name too long": Mistake("oasis:ray.cluster_name", "n" * 54, "1 to 53"),
     "label that Google refuses": Mistake("oasis:labels", {"Team": "a b"}, "rename", named="oasis:labels.Team"),
-    "label key of Google's": Mistake("oasis:labels", {"goog-team": "a"}, "not goog", named="oasis:labels.goog-team"),
+    "label key of Google's": Mistake(
+        "oasis:labels", {"goog-team": "a"}, "not with goog", named="oasis:labels.goog-team"
+    ),
     "labels that are no mapping": Mistake("oasis:labels", ["a"], "section"),
     "block that is no network": Mistake("oasis:network.primary_block", "10.64.0.0/33", "a private IPv4 network"),
     "block with host bits": Mistake("oasis:network.primary_block", "10.64.0.1/16", "has host bits set"),

@@ -230,7 +230,7 @@ def test_a_stack_without_a_file_is_answered_with_those_that_have_one() -> None:
     with pytest.raises(StackFileError, match=r"stacks here: dev, local\. Copy Pulumi\.dev\.yaml"):
         stack_file.find("prod")
     for name in ("../dev", "a b", ""):
-        with pytest.raises(StackFileError, match=rf"{name!r} is no name of a stack"):
+        with pytest.raises(StackFileError, match=rf"{name!r} is not a stack name"):
             stack_file.find(name)
 
 
@@ -270,7 +270,7 @@ def test_a_section_beside_config_is_no_setting_that_is_silently_off(tmp_path: Pa
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("config:\n  a: 2026-13-45\n", "2026-13-45 is no date.*in quotes.*in Pulumi.some.yaml, line 2"),
+        ("config:\n  a: 2026-13-45\n", "2026-13-45 is not a date.*in quotes.*in Pulumi.some.yaml, line 2"),
         ("config: {\n", "while parsing.*in Pulumi.some.yaml, line 2"),
         ("- a\n", "Pulumi.some.yaml must be keys and values"),
         ("config: text\n", "Pulumi.some.yaml: `config:` must be keys and values"),

@@ -117,13 +117,13 @@ def sign_out(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 def test_a_ladder_of_spot_and_flex_start_is_told_with_its_history_windows_quota_and_better_place(stack: Stack) -> None:
     said = stack.forecast()
 
-    asked = re.fullmatch(r"asked at (\S+) \S+ UTC: what Google expects now, and no promise", said[-1])
+    asked = re.fullmatch(r"asked at (\S+) \S+ UTC: what Google expects now, not a promise", said[-1])
     assert asked
     today = date.fromisoformat(asked[1])
     yesterday, price_day, year_day = (f"{today - timedelta(days=days)}" for days in (1, 100, 365))
     rates = [(today - timedelta(days=days)).day for days in range(1, 31)]
     assert said[:-1] == [
-        "1. gpu-flex-start: Google tells nothing of flex-start for a3-ultragpu-8g (it documents Spot alone)",
+        "1. gpu-flex-start: Google gives no forecast of flex-start for a3-ultragpu-8g (it documents Spot only)",
         SPOT,
         f"   of the nodes that ended on {yesterday}, Google took back {rates[0]}%; "
         f"{min(rates)}% to {max(rates)}% a day in 30 days",
@@ -159,7 +159,7 @@ def test_a_job_is_told_of_the_rungs_that_it_may_get_for_as_many_nodes_as_it_asks
     stack.limits({**CAPACITY, "us-central1-b/spot": 2})
     assert f"2 nodes by gpu-spot elsewhere: europe-west4-a 1, {WORSE}: likelier nowhere" in stack.forecast()
     brief = stack.forecast("--brief", "--job", "queue", "--nodes", "2")
-    assert brief[0].startswith("1. gpu-queued: Google tells nothing of queued for a3-ultragpu-8g")
+    assert brief[0].startswith("1. gpu-queued: Google gives no forecast of queued for a3-ultragpu-8g")
     assert len(brief) == 2 and brief[1].startswith("asked at ")
     ladder_alone = stack.forecast("--brief", "--job", "ladder", "--nodes", "1")
     assert ladder_alone[1] == "2. gpu-spot: 1 node likely (1), lasting 60 min or more"
@@ -193,7 +193,7 @@ def test_a_plan_without_credentials_or_answers_says_so_and_goes_on(
 ) -> None:
     sign_out(monkeypatch, tmp_path)
     said = stack.say("plan", "--stack", "local")
-    start = said.index("Forecast of a3-ultragpu-8g in us-central1-b, for which Google is asked at most 5 s")
+    start = said.index("Forecast of a3-ultragpu-8g in us-central1-b; Google is given 5 s to answer")
     assert said[start - 2].endswith("come on top.")
     assert said[start + 1].startswith("  the ladder's order is the proposed one")
     assert said[start + 2].startswith("  Google was asked nothing: no Google credentials")
@@ -246,8 +246,8 @@ def test_of_a_quota_whose_use_nobody_tells_nothing_is_said_to_be_left_and_no_nod
 
     assert f"quota left of {preemptible.called}: 0 of 8 GPUs, so 0 nodes (flex-start, queued and Spot)" in said
     assert (
-        "quota of GPUS-PER-GPU-FAMILY-per-project-region, gpu_family=NVIDIA_H200: 16 GPUs, of which nobody tells "
-        "how many are in use, so at most 2 nodes (reservation and on-demand)"
+        "quota of GPUS-PER-GPU-FAMILY-per-project-region, gpu_family=NVIDIA_H200: 16 GPUs; how many are in use is not "
+        "known, so at most 2 nodes (reservation and on-demand)"
     ) in said
 
 

@@ -200,7 +200,7 @@ DEFECTS = {
     ),
     "no right on the account": Defect(
         lambda it: it.roles_on("cloudbilling", f"billingAccounts/{ACCOUNT}", "roles/compute.viewer"),
-        f"you may not make a budget of {ACCOUNT}",
+        f"you may not create a budget for {ACCOUNT}",
         BUDGET,
     ),
     **{
@@ -278,25 +278,27 @@ DEFECTS = {
         f"has no {BLOCK}",
         IN_BLOCK,
     ),
-    "a small block": Defect(lambda it: it.block(count=1), f"{BLOCK} has 1 nodes, and max_nodes 2 of it", IN_BLOCK),
+    "a small block": Defect(lambda it: it.block(count=1), f"{BLOCK} has 1 nodes, but max_nodes asks for 2", IN_BLOCK),
     "a block on its way": Defect(lambda it: it.block(status="CREATING"), f"{BLOCK} is CREATING", IN_BLOCK),
     "a small sub-block": Defect(
-        lambda it: it.block(SUB_BLOCK, count=1), f"{SUB_BLOCK} has 1 nodes, and max_nodes 2 of it", IN_SUB_BLOCK
+        lambda it: it.block(SUB_BLOCK, count=1), f"{SUB_BLOCK} has 1 nodes, but max_nodes asks for 2", IN_SUB_BLOCK
     ),
     "no such reservation": Defect(
         lambda it: it.cloud.delete("compute/reservation", f"projects/{it.name}/zones/us-central1-b/reservations/ours"),
         "has no reservation ours",
     ),
     "a reservation of another machine": Defect(
-        lambda it: it.reservation(instanceProperties={"machineType": "a3-megagpu-8g"}), "ours is of a3-megagpu-8g"
+        lambda it: it.reservation(instanceProperties={"machineType": "a3-megagpu-8g"}), "ours is for a3-megagpu-8g"
     ),
     "a reservation on its way": Defect(
         lambda it: it.reservation(facts={"status": "CREATING"}), "reservation ours is CREATING"
     ),
     "a reservation that is not shared": Defect(
-        lambda it: it.neighbour("LOCAL"), "reservation theirs is neighbour's alone", WITH_THEIRS
+        lambda it: it.neighbour("LOCAL"),
+        "reservation theirs is not shared with other projects by neighbour",
+        WITH_THEIRS,
     ),
-    "a small reservation": Defect(lambda it: it.reservation(count="1"), "ours has 1 nodes, and max_nodes 2 of it"),
+    "a small reservation": Defect(lambda it: it.reservation(count="1"), "ours has 1 nodes, but max_nodes asks for 2"),
     "a key that is off": Defect(
         lambda it: it.cloud.put("cloudkms/cryptoKey", KEY, {"state": "DISABLED"}),
         "the primary version of projects/keys",
@@ -471,7 +473,7 @@ def test_a_policy_on_who_is_granted_a_role_is_told_where_there_are_teams(
 ) -> None:
     queue = changed("oasis:gpu.capacity[3]", {"mode": "queued", "max_nodes": 2})
     team = {"name": "vision", "gpu_nodes": 1, "members": ["user:ann@example.com"]}
-    told = f"  ?   the policy {constraint}: whether it takes the members of vision is not known here"
+    told = f"  ?   the policy {constraint}: whether it admits the members of vision is not known here"
     for config, expected in ((changed("oasis:teams", [team], queue), True), (queue, False)):
         judged = project(config)
         judged.policy(constraint, **rule)
@@ -513,7 +515,7 @@ def test_a_stack_that_is_up_is_not_told_to_ask_for_what_it_holds(project: Make, 
     made = project(FULL)
     made.networks(*["network-1234567", "rdma-gvnic-1234567", "rdma-rdma-1234567"][:there])
     fine, said = made.findings()
-    held = f"NETWORKS is 3, of which {there} are in use; the stack makes 3, and there are {there} of these names"
+    held = f"NETWORKS is 3, of which {there} are in use; the stack makes 3, and {there} with these names exist"
     assert fine and f"  ?   {held}" in said
 
 
@@ -559,7 +561,7 @@ def test_of_several_reservations_one_that_cannot_be_seen_hides_no_other(project:
     fine, said = both.findings()
     text = "\n".join(said)
     assert not fine and "NO  reservation ours has 0 nodes" in text
-    assert "A shared reservation is seen in its owner's project alone." in text
+    assert "A shared reservation is visible only in its owner's project." in text
 
 
 @pytest.mark.parametrize("file", ["none.json", "."])  # none, and one that cannot be read
@@ -573,8 +575,8 @@ def test_without_credentials_this_machine_is_looked_at_and_nothing_else(
     (tmp_path / "Pulumi.dev.yaml").write_text(text)
     assert command_line.main(["preflight", "--stack", "dev"], tmp_path) == 1
     said = capsys.readouterr().out
-    assert "NO  pulumi, of `up`, is not installed" in said
-    assert "?   kubectl, of `submit` and `make dashboard`, is not installed" in said
+    assert "NO  pulumi, needed by `up`, is not installed" in said
+    assert "?   kubectl, needed by `submit` and `make dashboard`, is not installed" in said
     assert "Google was asked nothing: no Google credentials" in said
     assert "gcloud auth application-default login" in said
 
