@@ -40,7 +40,7 @@ first steps:
   python -m workloads submit --stack dev --queue --nodes 2 -- train --workers 16
                                                    on two GPU nodes that come together, or not yet
   python -m workloads jobs list --stack dev        what runs there
-  python -m workloads idle --stack dev             whose GPUs idle; with --end, an end to that
+  python -m workloads idle --stack dev             whose GPUs are idle; with --end, stop or suspend them
   python -m workloads runs list --stack dev        what runs have left: newest step, size, age
   python -m workloads tune --space FILE            search hyperparameters; workloads/tune/space.yaml is one to copy
   python -m workloads sweep --space FILE           train every combination of them
@@ -48,9 +48,9 @@ first steps:
 exit codes:
   0 ok   2 usage   3 infeasible   4 no capacity in time   5 failed   6 wrong data or wrong collective result
   7 token, key or permission   8 this place lacks something   9 bad fabric   10 budget spent
-  130 interrupted   141 nobody read on (| head)
-  `submit` and `jobs attach` end with the job's: of a command that is not one of these, with the command's own, and
-  their last line says so
+  130 interrupted   141 the reader closed the pipe (| head)
+  `submit` and `jobs attach` exit with the job's code. For a command that is not one of these it is the command's own,
+  and their last line says so
 """
 
 
@@ -86,12 +86,12 @@ COMMANDS = {
     "jobs": Command("workloads.jobs.command", "list, follow and stop jobs", action="list"),
     "runs": Command(
         "workloads.runs.command",
-        "list, verify, mend and tidy what runs have left in the runs bucket",
+        "list, verify, repair and tidy what runs have left in the runs bucket",
         "pyarrow",
         action="list",
     ),
     "status": Command("workloads.jobs.command", "what the stack's Ray has and what runs on it"),
-    "idle": Command("workloads.idle.command", "whose GPUs idle; with --end, stop or suspend them"),
+    "idle": Command("workloads.idle.command", "whose GPUs are idle; with --end, stop or suspend them"),
 }
 
 
@@ -179,7 +179,7 @@ def _parsed(arguments: list[str], verb: str) -> tuple[argparse.Namespace, Callab
     assert function is not None  # argparse has refused what is no command
     # Others have no --dry-run, and answer in JSON by itself.
     if verb != "explain" and getattr(options, "json", False) and not getattr(options, "dry_run", True):
-        raise UsageError("--json was given without --dry-run, whose answer it is the form of.", "Add --dry-run.")
+        raise UsageError("--json was given without --dry-run; it sets the form of the dry run.", "Add --dry-run.")
     options.words = arguments[arguments.index(command) + 1 :]  # for `--dry-run`, which says what was typed
     return options, function
 

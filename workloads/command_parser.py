@@ -17,7 +17,7 @@ def seconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds; it is 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 0 or more")
     return value
 
 

@@ -81,7 +81,7 @@ def keep(folder: Folder, run: str, attempt: str, note: Callable[[str], None]) ->
         ended.set()
         beating.join(QUIET_SECONDS)
         if beating.is_alive():
-            note(f"{folder.uri} does not answer; it is waited for up to {SILENCE_SECONDS:.0f} s")
+            note(f"{folder.uri} does not answer; waiting for it for up to {SILENCE_SECONDS:.0f} s")
             beating.join(SILENCE_SECONDS)
         if not beating.is_alive():  # else a write under way would put back what is deleted
             with suppress(WorkloadError):
@@ -94,7 +94,8 @@ def _refuse_another(folder: Folder, run: str, note: Callable[[str], None]) -> No
     if not first or (left := min(SILENCE_SECONDS, first["time"] + SILENCE_SECONDS - time.time())) <= 0:
         return
     note(
-        f"attempt {first['attempt']} of run {run} was there a moment ago; looking for up to {left:.0f} s if it still is"
+        f"attempt {first['attempt']} of run {run} was there a moment ago; "
+        f"waiting up to {left:.0f} s to see whether it still is"
     )
     deadline = time.monotonic() + left
     while last == first and time.monotonic() < deadline:

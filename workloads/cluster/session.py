@@ -245,7 +245,7 @@ def forked_workers(place: Place) -> tuple[bool, str]:
     """
     if not place.told_by:
         if sys.platform != "linux":
-            return False, "only Linux has what it takes"
+            return False, "only Linux can fork them"
         job = json.loads(os.environ.get("RAY_JOB_CONFIG_JSON_ENV_VAR", "{}")).get("runtime_env") or {}
         if job.keys() - _PYTHON_KEPT:
             return False, "the job's Python is not this one"

@@ -198,7 +198,7 @@ def _pulumi_outputs(stack: str) -> dict[str, Any]:
 def _config_map(kubectl: Sequence[str], stack: str | None, namespace: str) -> dict[str, str]:
     of_that_name = ("--field-selector", f"metadata.name={CONFIG_MAP}")
     where = ("--namespace", namespace) if namespace else ("--all-namespaces",)
-    narrower = "Give --stack, with which rights in the Ray namespace are enough, or name another --context."
+    narrower = "Give --stack, which needs rights in the Ray namespace only, or name another --context."
     asked = [*kubectl, "get", "configmaps", *where, *of_that_name, "-o", "json"]
     text = _run(asked, _KUBECTL, forbidden=_RIGHT if namespace else narrower)
     known: list[Any] = json.loads(text)["items"]
@@ -215,7 +215,7 @@ def _config_map(kubectl: Sequence[str], stack: str | None, namespace: str) -> di
 
 def _of_team(kubectl: Sequence[str], team: str) -> dict[str, str]:
     asked = ("get", "configmap", CONFIG_MAP, "--ignore-not-found", "-o", "json")
-    member = f"Check the name; whoever runs `pulumi up` makes you a member in oasis:teams, if {team} is your team."
+    member = f"Check the name. If {team} is your team, have whoever runs `pulumi up` add you to it in oasis:teams."
     found = _run([*kubectl, "--namespace", team, *asked], _KUBECTL, forbidden=member).strip()
     data: dict[str, str] = (json.loads(found).get("data") if found else None) or {}
     if not data or data.get("ray_cluster_name"):
@@ -279,6 +279,8 @@ def _run(command: Sequence[str], remedy: str, given: str | None = None, forbidde
         if "(Forbidden)" in reason:
             raise AuthError(problem, forbidden)
         if _NO_TOKEN in reason:
-            remedy = "Log in anew with `gcloud auth login`, or see that this machine reaches Google; then run it again."
+            remedy = (
+                "Log in anew with `gcloud auth login`, or check that this machine reaches Google; then run it again."
+            )
         raise PlaceError(problem, remedy)
     return done.stdout

@@ -42,7 +42,7 @@ def authentication(place: Subject) -> str:
         if status is not None:
             return _tried(address, token, status)
     raise Doubtful(
-        f"a token is set, and no dashboard answers at {' or '.join(addresses)} to try it on",
+        f"a token is set, but no dashboard answers at {' or '.join(addresses)} to test it",
         "On a worker the NetworkPolicy may be the reason; run the doctor as a job, which runs on the head.",
     )
 
@@ -150,7 +150,7 @@ def _tried(address: str, token: str, without: int) -> str:
     if right in (401, 403):
         raise AuthError(
             f"Ray at {address} refuses our token",
-            "It is another cluster's, or from before a restart: take it again from the Secret of the RayCluster.",
+            "It is another cluster's, or from before a restart: read it again from the Secret of the RayCluster.",
         )
     if right != 200:
         raise Doubtful(f"Ray at {address} answers {right} to the right token", "Look at the head's dashboard log.")

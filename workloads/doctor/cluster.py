@@ -23,7 +23,7 @@ def kubectl(place: Subject) -> str:
         raise NotHere("kubectl is not installed; it is needed where jobs are submitted from")
     if old := stack.old_kubectl():
         raise Doubtful(
-            f"kubectl is {old}, whose port-forward does not come through a control plane's DNS endpoint",
+            f"kubectl is {old}; its port-forward does not work through a control plane's DNS endpoint",
             "Install 1.31 or later: `gcloud components install kubectl`, or https://kubernetes.io/docs/tasks/tools/.",
         )
     return "kubectl forwards ports over WebSockets"
@@ -34,7 +34,7 @@ def deployed_stack(place: Subject) -> str:
     if place.environment is not None:
         return f"this is {place.environment.cluster}"
     if not _has_kubectl(place):
-        raise NotHere("no OASIS_ variables, as a job of a stack has them, and no kubectl to find one with")
+        raise NotHere("there are no OASIS_ variables, which a stack's job has, and no kubectl to find a stack with")
     found = _found_by_kubectl().environment
     return f"kubectl leads to {found.cluster}; `python -m workloads submit -- doctor` looks from within it"
 
@@ -55,7 +55,7 @@ def nodes_for_pods(place: Subject) -> str:
         told = deployed.command("describe", "pods")
         raise PlaceError(said, f"`{told}` says the same; a pod that fits nowhere waits for ever.")
     if "no capacity" in verdicts:
-        raise Doubtful(said, "It may come; `python -m workloads status` shows when it has.")
+        raise Doubtful(said, "It may still come; `python -m workloads status` shows when it has.")
     return said or "no pod waits for a node"
 
 

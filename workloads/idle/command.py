@@ -31,7 +31,7 @@ def add_idle_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads idle`."""
     stack.add_stack_arguments(parser)
     parser.add_argument(
-        "--under", default="5", metavar="PERCENT", help="idle: no GPU of it was ever as busy as this (%(default)s)"
+        "--under", default="5", metavar="PERCENT", help="idle: none of its GPUs was ever as busy as this (%(default)s)"
     )
     parser.add_argument(
         "--for", dest="lasting", default="30m", metavar="TIME", help="... in the last 30m, 2h or the like (%(default)s)"
@@ -41,7 +41,9 @@ def add_idle_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="end what is idle: stop jobs, suspend users' RayClusters and plain Jobs; asks nothing more",
     )
-    parser.add_argument("--watch", action="store_true", help="look again every minute, until Ctrl-C; tell what changes")
+    parser.add_argument(
+        "--watch", action="store_true", help="look again every minute, until Ctrl-C; print what changes"
+    )
 
 
 def run_idle(args: argparse.Namespace) -> int:
@@ -140,7 +142,7 @@ def _percent(text: str) -> float:
     except ValueError:
         found = 0.0
     if not 0 < found <= 100:
-        raise UsageError(f"--under is {text}; it is a percentage above 0, of at most 100.", "Write --under 5.")
+        raise UsageError(f"--under is {text}; it must be a percentage above 0 and at most 100.", "Write --under 5.")
     return found
 
 
@@ -149,6 +151,6 @@ def _seconds(text: str) -> float:
     seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
     if not LEAST_SECONDS <= seconds <= MOST_SECONDS:
         raise UsageError(
-            f"--for is {text}; it is a number with s, m or h, from 5m to 24h.", "Write --for 30m or --for 2h."
+            f"--for is {text}; it must be a number with s, m or h, from 5m to 24h.", "Write --for 30m or --for 2h."
         )
     return seconds

@@ -34,13 +34,11 @@ def way(holder: Holder, stack: DeployedStack) -> Way:
     """How a holder would be ended."""
     environment = stack.environment
     if holder.namespace != environment.ray_namespace:
-        return Way(
-            says=f"nothing: {holder.namespace} is not this Ray's namespace; `--team` asks about a team's", act=None
-        )
+        return Way(says=f"nothing: {holder.namespace} is not this Ray's namespace; use `--team` for a team's", act=None)
     if (holder.kind, holder.name) == (RAY_CLUSTER, environment.ray_cluster_name):
         return Way(says=f"nothing: {holder.remark}", act=None)
     return _WAYS.get(holder.kind) or Way(
-        says=f"nothing: no end of a {holder.kind} is known that can be undone", act=None
+        says=f"nothing: there is no known way to end a {holder.kind} that can be undone", act=None
     )
 
 
@@ -62,7 +60,7 @@ def _resumption(entrypoint: str, flags: str, where: str) -> str:
         return ""
     words = shlex.split(entrypoint.removeprefix(f"{OURS} "))
     named = any(word == "--run" or word.startswith("--run=") for word in words)
-    name = "" if named else f" with --run and its name, which `{OURS} runs list{flags}` says,"
+    name = "" if named else f" with --run and its name, which `{OURS} runs list{flags}` shows,"
     return f"`{OURS} submit{flags}{where} -- {shlex.join(words)}`{name} goes on from its last checkpoint"
 
 
@@ -78,7 +76,7 @@ def _end_job(stack: DeployedStack, holder: Holder, flags: str) -> str:
         found = [one for one in stack.get(queue.WORKLOADS)["items"] if holder.uid in queue.owners(one, "uid")]
         if not found:
             raise WorkloadFailedError(
-                f"{holder} is of the queue {queue_name}, and Kueue has no Workload of it.", "Look again in a minute."
+                f"{holder} is in the queue {queue_name}, but Kueue has no Workload for it.", "Look again in a minute."
             )
         # Suspended by anybody else, Kueue would start it again at once.
         name = str(found[-1]["metadata"]["name"])
@@ -98,6 +96,6 @@ def _patch(stack: DeployedStack, kind: str, name: str, patch: str) -> str:
 _WAYS = {
     RAY_JOB: Way(says="stop it and remove its cluster", act=_stop),
     STACK_JOB: Way(says="stop it; Ray then gives its workers back", act=_stop),
-    RAY_CLUSTER: Way(says="suspend it: its pods go, and what runs on it", act=_suspend),
-    JOB: Way(says="suspend it: its pods go, and begin anew when it goes on", act=_end_job),
+    RAY_CLUSTER: Way(says="suspend it: its pods and what runs on it end", act=_suspend),
+    JOB: Way(says="suspend it: its pods end, and start anew when it is resumed", act=_end_job),
 }

@@ -17,8 +17,8 @@ from workloads.idle.holders import STACK_JOB, GpuPod, Holder
 from workloads.jobs.dashboard import MOST_ROWS, Dashboard, reach
 from workloads.jobs.follow import Jobs
 
-GIVEN_BACK = "no job holds them; Ray ends its workers when they have had none for ray.idle_timeout_seconds"
-UNKNOWN = "held by what Ray knows no job of, such as a detached actor"
+GIVEN_BACK = "no job holds them; Ray ends workers that have had no job for ray.idle_timeout_seconds"
+UNKNOWN = "held by something outside Ray's jobs, such as a detached actor"
 
 
 def split(whole: Holder, stack: DeployedStack) -> list[Holder]:

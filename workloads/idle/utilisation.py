@@ -79,7 +79,9 @@ def _all(project: str, parameters: Mapping[str, str]) -> Iterator[dict[str, Any]
     while True:
         answer = _answer(session, project, {**parameters, **({"pageToken": token} if token else {})})
         if answer.get("executionErrors") or answer.get("unreachable"):
-            raise PlaceError("Cloud Monitoring answers in part only, and nothing is judged by that.", "Ask again.")
+            raise PlaceError(
+                "Cloud Monitoring gave only part of its answer, which is not enough to judge by.", "Ask again."
+            )
         yield from answer.get("timeSeries", ())
         token = answer.get("nextPageToken", "")
         if not token:

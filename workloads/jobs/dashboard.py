@@ -156,7 +156,7 @@ class Dashboard:
         old = old_kubectl()
         advice = f"kubectl is {old}: take 1.31 or later, or use the cluster's IP endpoint. " if old else ""
         return PlaceError(
-            f"`{shlex.join(arguments)}` does not lead to Ray's dashboard: {reason}",
+            f"`{shlex.join(arguments)}` does not reach Ray's dashboard: {reason}",
             f"{advice}Check that the head pod runs: `{self.stack.command('get', 'pods')}`.",
         )
 
@@ -210,7 +210,7 @@ def _port_forward(command: str, kubectl: tuple[str, ...], port: int) -> list[str
     words = shlex.split(command)
     if words[:1] != ["kubectl"] or "port-forward" not in words or not words[-1].rpartition(":")[2].isdigit():
         raise PlaceError(
-            f"The stack's ray_dashboard_command is {command!r}, which is no `kubectl port-forward`.",
+            f"The stack's ray_dashboard_command is {command!r}, which is not a `kubectl port-forward`.",
             "Run it by hand in another terminal, then this command again.",
         )
     remote = words[-1].rpartition(":")[2]
@@ -225,5 +225,5 @@ def _free_port() -> int:
 def _refused(address: str) -> AuthError:
     return AuthError(
         f"Ray at {address} refuses the stack's token.",
-        "The RayCluster was made anew, or another Ray answers there: try again, or check --stack and --context.",
+        "The RayCluster was recreated, or another Ray answers there: try again, or check --stack and --context.",
     )

@@ -33,12 +33,12 @@ def add_queue_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of a job for the queue."""
     group = parser.add_argument_group(
         "GPU nodes from a queue",
-        "For a job that is of use only with all its nodes: it gets them together, on a\n"
-        "cluster of its own, or none. Until then it waits in line, and nothing is billed;\n"
-        "that can take hours, and the job begins whether you are there or not.",
+        "For a job that needs all its nodes at once: it gets them together, on a cluster\n"
+        "of its own, or none. Until then it waits in line, and nothing is billed; that can\n"
+        "take hours, and the job starts whether you are there or not.",
     )
     group.add_argument("--queue", action="store_true", help="wait in the stack's queue for GPU nodes")
-    group.add_argument("--nodes", type=int, metavar="N", help="how many (1)")
+    group.add_argument("--nodes", type=int, metavar="N", help="how many GPU nodes (1)")
 
 
 def refuse_arguments(args: argparse.Namespace) -> None:
@@ -49,13 +49,13 @@ def refuse_arguments(args: argparse.Namespace) -> None:
     """
     if args.nodes is not None and not args.queue:
         raise UsageError(
-            f"--nodes is {args.nodes}, without --queue: only a job of the queue has a number of nodes of its own.",
-            "Add --queue; or write it after `--`, if it is the command's.",
+            f"--nodes is {args.nodes} without --queue, but only a job of the queue has a number of nodes of its own.",
+            "Add --queue; or write --nodes after `--`, if it is the command's.",
         )
     if args.team and not args.queue:
         raise UsageError(
-            f"Team {args.team} has no Ray of its own that always runs: each of its jobs has one, and waits for it in "
-            "the team's queue.",
+            f"Team {args.team} has no Ray that always runs: each of its jobs has its own, and waits for it in the "
+            "team's queue.",
             "Add --queue, and --nodes for more than one GPU node; or leave --team out for the stack's own Ray.",
         )
     if not args.queue:
@@ -69,7 +69,7 @@ def refuse_arguments(args: argparse.Namespace) -> None:
         raise UsageError(f"--nodes is {args.nodes}; it must be at least 1.", "Say how many GPU nodes the job needs.")
     if args.memory is not None or "memory" in entry_point.read(args).amounts:
         raise UsageError(
-            "Memory is asked for the command itself, which KubeRay cannot pass on for a job of the queue.",
+            "Memory was asked for the command itself, but KubeRay cannot pass that on for a job of the queue.",
             "Leave it out, or ask for --num-cpus in its place.",
         )
 
@@ -106,7 +106,7 @@ def refuse_impossible(command: Sequence[str], nodes: int, ours: bool, environmen
         )
     if nodes > environment.gpu_queue_nodes:
         raise InfeasibleError(
-            f"--nodes is {nodes}; the jobs of the queue {environment.gpu_queue} can have "
+            f"--nodes is {nodes}; all jobs of the queue {environment.gpu_queue} can have "
             f"{counted(environment.gpu_queue_nodes, 'node')} together.",
             f"Ask for fewer, or raise {_most(environment.team)} and run `pulumi up`.",
         )
@@ -158,7 +158,7 @@ def _addressed(job: Job, deployed: DeployedStack) -> dict[str, Any]:
     for what in (environment.get("working_dir"), *(modules if isinstance(modules, list) else ())):
         if isinstance(what, str) and "://" not in what:
             raise UsageError(
-                f"The runtime environment names {what}, which is here, and a job of the queue begins without you.",
+                f"The runtime environment names {what} on this machine, and a job of the queue begins without it.",
                 "Put it into the folder of --working-dir, which travels with the job, or give a gs:// address.",
             )
     try:

@@ -77,7 +77,8 @@ def add_entry_point_arguments(group: Any) -> None:
         "--resources",
         "--entrypoint-resources",
         metavar="JSON",
-        help=f"further Ray resources for it; of none of these: '{json.dumps(DRIVER_RESOURCES)}', a place on the head",
+        help="further Ray resources for it; without any of these four options: "
+        f"'{json.dumps(DRIVER_RESOURCES)}', a place on the head",
     )
 
 

@@ -179,7 +179,9 @@ class Jobs:
         return True
 
     def _end_waiting(self, submission_id: str) -> None:
-        tell("the job waits for its place, where Ray's stop does not reach it: a small job on the head ends it")
+        tell(
+            "the job still waits for its resources, where Ray's stop does not reach it: a small job on the head ends it"
+        )
         name = f"stop-{secrets.token_hex(4)}"
         command = shlex.join(["python", "-c", _END_WAITING, submission_id])
         wanted: dict[str, Any] = {
@@ -217,7 +219,7 @@ class Jobs:
         while not (details := self.details(submission_id)).status.is_terminal():
             if self.given_up:
                 if details.status == JobStatus.PENDING:
-                    remedy = "It waits for its place, and the job that is to end it did not: stop it again."
+                    remedy = "It waits for its resources, and the job that should end it did not: stop it again."
                 else:
                     remedy = f"`python -m workloads jobs logs {submission_id}` shows what it does; stop it again."
                 raise WorkloadFailedError(f"job {submission_id} has not stopped within {STOP_SECONDS:.0f} s.", remedy)

@@ -27,8 +27,8 @@ def lines(stack: str, *words: str) -> list[str]:
         PlaceError: this place has no checkout, or lacks what the program needs.
     """
     command = [sys.executable, "-m", "oasis_stack", "forecast", "--stack", stack, "--brief", *words]
-    remedy = "Ask from the checkout, with its own Python: `make forecast` brings what it needs."
-    print(f"asking Google what it expects of the nodes of {stack}", file=sys.stderr, flush=True)
+    remedy = "Ask from the checkout, with its own Python: `make forecast` installs what it needs."
+    print(f"asking Google whether the nodes of {stack} are likely to come", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:

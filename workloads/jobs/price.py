@@ -62,6 +62,4 @@ def _nodes(nodes: int) -> str:
 
 
 def _unknown(environment: ClusterEnvironment) -> str:
-    return (
-        f"what its GPU nodes cost is not known of {environment.region}: `make prices` reads it, `pulumi up` tells jobs"
-    )
+    return f"the price of its GPU nodes is not known in {environment.region}: run `make prices`, then `pulumi up`"

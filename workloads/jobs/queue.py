@@ -199,7 +199,7 @@ def _await_begin(stack: DeployedStack, name: str, again: str, begun: bool) -> St
             away = time.monotonic() - answered
             if isinstance(error, AuthError) or away > PATIENCE_SECONDS:
                 raise type(error)(
-                    f"Kubernetes has told nothing of the job for {away:.0f} s: {error.problem}",
+                    f"Kubernetes has said nothing about the job for {away:.0f} s: {error.problem}",
                     f"Job {name} stays in the queue, and begins without you; `{again}` goes on where you were. "
                     f"{error.remedy}",
                 ) from error
@@ -238,7 +238,7 @@ def _raise_if_hopeless(stack: DeployedStack, status: Status, standing: Standing,
             "Submit it again; with the same --run, a training goes on from its last checkpoint.",
         )
     raise CapacityError(
-        f"The nodes of job {status.name} were not to be had: {standing.text}",
+        f"The nodes of job {status.name} could not be had: {standing.text}",
         "Submit it again later or with fewer --nodes, or without --queue, where other kinds of capacity are tried.",
     )
 

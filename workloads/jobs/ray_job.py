@@ -243,7 +243,7 @@ def _fixed(spec: dict[str, Any], nodes: int, run_seconds: int) -> dict[str, Any]
     groups = [group for group in cluster.get("workerGroupSpecs") or () if _takes_gpus(group["template"]["spec"])]
     if not groups:
         raise PlaceError(
-            "The stack's RayCluster has no group of GPU workers, which a queued job's are made like.",
+            "The stack's RayCluster has no group of GPU workers for a queued job to copy.",
             "Deploy the stack anew with `pulumi up`, or submit without --queue.",
         )
     group = groups[0]
@@ -405,7 +405,7 @@ def ended_unseen(stack: DeployedStack, name: str) -> int | None:
     status = find(stack, name)
     if status is None or not status.over:
         return None
-    tell(f"RayJob {name} ended out of sight: {status.job or status.phase} {status.message}".rstrip())
+    tell(f"RayJob {name} ended unobserved: {status.job or status.phase} {status.message}".rstrip())
     return conclude(status)
 
 

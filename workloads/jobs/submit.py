@@ -71,23 +71,25 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "python -m workloads submit [options] -- COMMAND ..."
     stack.add_stack_arguments(parser)
     job = parser.add_argument_group("job")
-    job.add_argument("--working-dir", type=Path, metavar="DIR", help="uploaded, and where the command starts")
+    job.add_argument(
+        "--working-dir", type=Path, metavar="DIR", help="folder that is uploaded, and where the command starts"
+    )
     job.add_argument(
         "--runtime-env",
         type=Path,
         metavar="FILE",
-        help="Ray runtime environment, YAML; paths are from its folder, or else from here",
+        help="Ray runtime environment, YAML; paths are relative to its folder, else to this one",
     )
     job.add_argument(
         "--env",
         action="append",
         default=[],
         metavar="NAME[=VALUE]",
-        help="variable of the job, without a value the one here; may be repeated; not for secrets, which Ray shows",
+        help="variable of the job, by default with its value here; repeatable; not for secrets: Ray shows it",
     )
     job.add_argument("--detach", action="store_true", help="return as soon as the job is submitted")
     add_results_argument(job)
-    entry_point.add_entry_point_arguments(parser.add_argument_group("what the command itself takes"))
+    entry_point.add_entry_point_arguments(parser.add_argument_group("resources of the command itself"))
     alone = parser.add_argument_group("a cluster of its own")
     alone.add_argument("--ray-job", action="store_true", help="make a cluster like the stack's for this job alone")
     alone.add_argument(
@@ -102,7 +104,7 @@ def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--when",
         action="store_true",
-        help="say whether the nodes that the job would ask for are likely to come; no more",
+        help="only say whether the nodes that the job would ask for are likely to come",
     )
     parser.add_argument(
         "command",
@@ -182,7 +184,7 @@ def _forecast(args: argparse.Namespace, command: list[str], demand: Demand) -> i
     if not args.stack:
         raise UsageError("--when is without --stack: the ladder is in a stack's file.", "Name the stack: --stack dev.")
     if not args.queue and not price.takes_gpus(command, demand):
-        print(f"{command[0]} asks for no GPU node, so that it waits for none")
+        print(f"{command[0]} asks for no GPU node, so it waits for none")
         return EXIT_OK
     tell("nothing is submitted")
     job = ("--job", "queue", "--nodes", str(args.nodes or 1)) if args.queue else ("--job", "ladder")
@@ -282,7 +284,7 @@ def _told_if_left(args: argparse.Namespace, name: str) -> Iterator[None]:
 
 def _stop(args: argparse.Namespace, follower: Follower) -> int:
     name, attach, most = follower.submission_id, again(args, follower.submission_id), f"{STOP_SECONDS:.0f} s"
-    print(f"stopping job {name}, for which it has {most}; Ctrl-C again leaves it to itself", file=sys.stderr)
+    print(f"stopping job {name}, which may take {most}; Ctrl-C again leaves it to end by itself", file=sys.stderr)
     try:
         if not follower.jobs.stop(name):
             print("Ray had not taken it yet", file=sys.stderr)
@@ -312,11 +314,11 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     given = _read_runtime_env(args.runtime_env)
     own = command[0] in OWN_COMMANDS
     if not own and (near := did_you_mean(command[0], OWN_COMMANDS)):
-        tell(f"{command[0]} is no command of this package, so the job runs a program of that name{near}")
+        tell(f"{command[0]} is not a command of this package, so the job runs a program of that name{near}")
     if not own and args.working_dir is None and "working_dir" not in given:
         paths = [word for word in command if os.access(word, os.F_OK)]  # no error if a word is too long for a path
         for word in (word for word in paths if Path(word).is_file() and not Path(word).is_absolute()):
-            tell(f"{word} stays here; `--working-dir .` would take the files of this folder along")
+            tell(f"{word} is not uploaded; `--working-dir .` would take the files of this folder along")
     own_cluster = " --ray-job" if args.ray_job else f" --queue --nodes {args.nodes or 1}" if args.queue else ""
     flags = f"{stack.flags(args)}{own_cluster}".strip()
     ours = {progress.FORM_VARIABLE: "json", SUBMITTED_VARIABLE: flags} if own else {}
@@ -324,7 +326,7 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     named = {**(given.get("env_vars") or {}), **_variables(args.env)}
     for name in filter(_SECRET.search, map(str, named)):
         raise UsageError(
-            f"The job's variable {name} looks like a secret, and Ray shows these to whoever may list jobs.",
+            f"The job's variable {name} looks like a secret, and Ray shows variables to whoever may list jobs.",
             "Keep it in Secret Manager, where the job can read it: docs/training.md, Your own program.",
         )
     environment = {**given, "env_vars": {**variables, **named}}
@@ -332,7 +334,7 @@ def _packed(args: argparse.Namespace, command: list[str], demand: Demand) -> Ite
     with tempfile.TemporaryDirectory(prefix="oasis-submit-") as staging:
         if folder is not None:
             if not folder.is_dir():
-                raise UsageError(f"The working directory {folder} is no folder.", "Name the folder to upload.")
+                raise UsageError(f"The working directory {folder} is not a folder.", "Name the folder to upload.")
             folder = folder.resolve()
             environment["excludes"] = working_dir.excludes(folder, given.get("excludes") or ())
             tell(f"working directory {folder}: {working_dir.check(folder, environment['excludes'])}")
@@ -388,7 +390,7 @@ def _beside(folder: Path, key: str, value: Any) -> Any:
         if named.is_file() or (key == "working_dir" and named.is_dir()):
             return str(named.absolute())
         if Path(value).is_file():
-            tell(f"{key}: {value} is not in {folder.absolute()}, so the one of {Path.cwd()} is taken")
+            tell(f"{key}: {value} is not in {folder.absolute()}, so the one in {Path.cwd()} is used")
     return value
 
 

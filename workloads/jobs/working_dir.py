@@ -141,7 +141,7 @@ def _staged(word: str, folder: Path) -> str:
     target = folder / _ARGUMENT_FOLDER / file.name
     if target.exists() and target.read_bytes() != file.read_bytes():
         raise UsageError(
-            f"Two files named {file.name} were given; in the job they have one folder.", "Rename one of them."
+            f"Two files named {file.name} were given; in the job they share one folder.", "Rename one of them."
         )
     target.parent.mkdir(exist_ok=True)
     shutil.copyfile(file, target)

@@ -274,7 +274,7 @@ def test_of_the_stacks_own_cluster_the_jobs_whose_every_pod_idles_are_stopped(
     cluster.ray.state["actors"].append(unknown)
     assert cluster.idle("--end") == 0
     said = capsys.readouterr().out
-    assert not cluster.ray.stopped and "nothing: held by what Ray knows no job of" in said
+    assert not cluster.ray.stopped and "nothing: held by something outside Ray's jobs" in said
 
     cluster.ray.state["actors"].remove(unknown)
     cluster.ray.unshown = 1
@@ -391,12 +391,17 @@ REFUSED: dict[str, tuple[Callable[[Cluster, pytest.MonkeyPatch], object], list[s
         lambda it, patch: patch.setattr(utilisation, "_answer", lambda *_: {"executionErrors": [{"code": 14}]}),
         [],
         8,
-        "Cloud Monitoring answers in part only",
+        "Cloud Monitoring gave only part of its answer",
     ),
-    "no percentage": (lambda it, patch: None, ["--under", "five"], 2, "--under is five; it is a percentage above 0"),
-    "too much": (lambda it, patch: None, ["--under", "101"], 2, "--under is 101; it is a percentage above 0"),
+    "no percentage": (
+        lambda it, patch: None,
+        ["--under", "five"],
+        2,
+        "--under is five; it must be a percentage above 0",
+    ),
+    "too much": (lambda it, patch: None, ["--under", "101"], 2, "--under is 101; it must be a percentage above 0"),
     "no number": (lambda it, patch: None, ["--under", "nan"], 2, "--under is nan"),
-    "no time": (lambda it, patch: None, ["--for", "30"], 2, "--for is 30; it is a number with s, m or h"),
+    "no time": (lambda it, patch: None, ["--for", "30"], 2, "--for is 30; it must be a number with s, m or h"),
     "a moment": (lambda it, patch: None, ["--for", "10s"], 2, "--for is 10s.*from 5m to 24h"),
 }
 

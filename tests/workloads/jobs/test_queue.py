@@ -226,16 +226,16 @@ def test_a_training_has_the_same_run_however_often_kuberay_submits_it(
     ("arguments", "code", "said"),
     [
         (["--queue", "--ray-job", "--", "true"], 2, "--queue and --ray-job were both given"),
-        (["--nodes", "2", "--", "true"], 2, "--nodes is 2, without --queue"),
+        (["--nodes", "2", "--", "true"], 2, "--nodes is 2 without --queue"),
         (["--queue", "--nodes", "0", "--", "true"], 2, "--nodes is 0; it must be at least 1"),
-        (["--queue", "--nodes", "3", "--", "true"], 3, "--nodes is 3; the jobs of the queue gpu can have 2 nodes"),
-        (["--queue", "--memory", "1e9", "--", "true"], 2, "Memory is asked for"),
+        (["--queue", "--nodes", "3", "--", "true"], 3, "--nodes is 3; all jobs of the queue gpu can have 2 nodes"),
+        (["--queue", "--memory", "1e9", "--", "true"], 2, "Memory was asked for"),
         (["--queue", "--nodes", "2", "--", "train", "--workers", "8:16"], 2, "--workers 16"),
         (["--queue", "--", "train", "--workers=9"], 3, "1 node with 8 GPUs"),
         (["--queue", "--", "bench"], 3, "bench measures 2 nodes"),
         (["--queue", "--num-gpus", "9", "--", "true"], 3, "worker group gpu: 200 CPU, 8 GPU"),
         (["--queue", "--runtime-env", "ENV", "--", "true"], 2, "Ray does not accept the runtime environment"),
-        (["--queue", "--runtime-env", "LOCAL", "--", "true"], 2, "names a.zip, which is here"),
+        (["--queue", "--runtime-env", "LOCAL", "--", "true"], 2, "names a.zip on this machine"),
     ],
 )
 def test_what_could_not_run_is_refused_before_it_is_in_the_queue(
@@ -328,7 +328,7 @@ def test_a_job_that_kueue_has_not_seen_or_whose_workload_may_not_be_seen_waits_t
     ("step", "code", "words"),
     [
         (ASKED | {"admissionChecks": [check("Rejected", "no H200 in this zone")]}, 4, "no H200 in this zone"),
-        (REVOKED, 4, "were not to be had: the maximum run duration was exceeded"),
+        (REVOKED, 4, "could not be had: the maximum run duration was exceeded"),
         ({"active": False, "conditions": [condition("Evicted", True, TOO_OFTEN)]}, 5, "Look at the image"),
         (
             {"conditions": [condition("QuotaReserved", False, "LocalQueue gpu doesn't exist", "Inadmissible")]},

@@ -168,7 +168,7 @@ def test_a_job_that_ended_while_its_cluster_was_out_of_reach_has_the_exit_code_t
         raise PlaceError("out of reach", "")
 
     monkeypatch.setattr(follow.Follower, "run", lose)
-    assert "ended out of sight" in cli("submit", "--ray-job", "--", "true", code=code).err
+    assert "ended unobserved" in cli("submit", "--ray-job", "--", "true", code=code).err
     name = ray.ray_jobs()[0]["metadata"]["name"]
     attached = cli("jobs", "attach", name, code=code)
     assert status.get("message", "") in attached.out

@@ -157,7 +157,7 @@ def test_what_gpu_nodes_cost_is_said_of_a_job_that_may_bring_some_up(ray: FakeRa
     assert costs not in told("--", "python3", "x.py")
     assert costs not in told("--", "doctor")
     ray.kubectl_knows(replace(OUTPUTS, gpu_node_hour_usd=""))
-    assert "what its GPU nodes cost is not known of us-central1: `make prices` reads it" in told("--", "train")
+    assert "the price of its GPU nodes is not known in us-central1: run `make prices`" in told("--", "train")
 
 
 def test_a_detached_job_leaves_its_id_on_stdout_and_how_to_attach_on_stderr(ray: FakeRay, cli: CommandLine) -> None:
@@ -395,7 +395,7 @@ def test_with_a_stack_rights_in_its_namespace_are_enough_and_without_one_that_is
     pulumi_says(tmp_path, vars(replace(OUTPUTS, ray_dashboard_url=ray.url)))
     ray.kubectl_refuses("*--all-namespaces*", "Error from server (Forbidden): configmaps")
     cli("submit", "--stack", "dev", "--", "true")
-    assert "Give --stack, with which rights" in cli("submit", "--", "true", code=7).err
+    assert "Give --stack, which needs rights" in cli("submit", "--", "true", code=7).err
 
 
 def test_a_stack_that_pulumi_does_not_know_is_told_from_a_pulumi_that_is_not_there(
@@ -557,7 +557,7 @@ def test_when_tells_what_is_expected_of_the_nodes_that_the_job_may_get_and_submi
     ladder, queue = told("--", "train"), told("--queue", "--nodes", "2", "--", "train")
     assert "Google was asked nothing: no Google credentials" in ladder and "no Google credentials" in queue
     assert ("order" in ladder, "order" in queue) == (True, False)
-    assert told("--", "ls") == "ls asks for no GPU node, so that it waits for none\n"
+    assert told("--", "ls") == "ls asks for no GPU node, so it waits for none\n"
     assert "--when is without --stack" in cli("submit", "--when", "--", "train", code=2).err
     said = cli("submit", "--stack", "nowhere", "--when", "--", "train", code=2).err
     assert "there is no stack file Pulumi.nowhere.yaml" in said
@@ -567,7 +567,7 @@ def test_when_tells_what_is_expected_of_the_nodes_that_the_job_may_get_and_submi
 def test_any_other_program_is_run_and_one_that_looks_like_our_own_is_asked_about(
     ray: FakeRay, cli: CommandLine
 ) -> None:
-    assert "trian is no command of this package, so the job runs a program of that name; did you mean train?" in (
+    assert "trian is not a command of this package, so the job runs a program of that name; did you mean train?" in (
         cli("submit", "--", "trian", "--recpie", "x").err
     )
     assert ray.submitted["entrypoint"] == "trian --recpie x"
@@ -738,7 +738,7 @@ def test_a_job_that_does_not_stop_is_left_after_its_time_with_a_word(
     monkeypatch.setattr(follow, "_START_SECONDS", 0.0)
     said = cli(*stop, code=5).err
     assert "a small job on the head ends it" in said
-    assert "has not stopped within" in said and "It waits for its place" in said
+    assert "has not stopped within" in said and "It waits for its resources" in said
 
 
 def test_a_dashboard_that_is_gone_while_a_job_stops_is_not_waited_for_longer(
