@@ -33,9 +33,9 @@ DESCRIPTION = """\
 Measure and check collectives between the processes of one or more nodes: NCCL on GPUs, gloo on CPUs.
 
 Sizes, columns, factors and #wrong are those of NVIDIA's nccl-tests. Every result is checked element by element, before
-and after it is timed. On GPUs it goes in stages: each node alone, every pair of nodes, then all. An all-reduce of all
-is measured by NCCL's choice, which may be a tree that prints more than the wire carries, and over its ring; a pair's
-over the ring alone. A slow node, rail or rank is named."""
+and after it is timed. On GPUs it goes in stages: each node alone, every pair of nodes, then all. An all-reduce over all
+nodes is measured by NCCL's choice, which may be a tree that prints more than the wire carries, and over the ring; that
+of a pair over the ring only. A slow node, rail or rank is named."""
 
 EPILOG = f"""\
 examples:
@@ -70,14 +70,14 @@ def add_bench_arguments(parser: argparse.ArgumentParser) -> None:
         "--sizes",
         metavar="FIRST:LAST:FACTOR",
         help="bytes of a rank; K, M, G are powers of 1024 "
-        f"({bandwidth.GPU_SIZES}, as memory allows, of pairs the largest; on CPU {bandwidth.CPU_SIZES})",
+        f"({bandwidth.GPU_SIZES}, as memory allows, for pairs only the largest; on CPU {bandwidth.CPU_SIZES})",
     )
     add("--dtype", choices=DTYPES, default="float", help="element type (%(default)s)")
     add("--stages", choices=EXTENTS, help="all nodes at once; each node first; every pair, too (pairs; on CPU all)")
     add("--algo", choices=ALGORITHMS, metavar="NAME", help=f"force NCCL's algorithm: {', '.join(ALGORITHMS)}")
     add("--warmup", type=int, default=10, metavar="N", help="calls before timing (%(default)s)")
-    add("--iterations", type=int, default=0, metavar="N", help="calls timed per size (as many as 0.2 s need)")
-    add("--average", action="store_true", help="the mean over the ranks, not the slowest one's time")
+    add("--iterations", type=int, default=0, metavar="N", help="calls timed per size (as many as take 0.2 s)")
+    add("--average", action="store_true", help="report the mean over the ranks, not the slowest one's time")
     out = parser.add_argument_group("results")
     add = out.add_argument
     add("--name", metavar="NAME", help="folder of the results (bench-TIME-DIGITS)")

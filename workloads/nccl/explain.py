@@ -77,8 +77,8 @@ def add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `python -m workloads explain`."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("logs", nargs="+", metavar="FILE", help="a log, or - for standard input")
-    parser.add_argument("--node", metavar="NAME", default="", help="whose logs they are (as their lines say)")
-    parser.add_argument("--zone", metavar="ZONE", default="", help="of that node (asked of Kubernetes)")
+    parser.add_argument("--node", metavar="NAME", default="", help="node that wrote the logs (as their lines say)")
+    parser.add_argument("--zone", metavar="ZONE", default="", help="zone of that node (asked of Kubernetes)")
 
 
 def run_explain(args: argparse.Namespace) -> int:

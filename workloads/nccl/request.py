@@ -71,7 +71,9 @@ def resolve(args: argparse.Namespace, place: Place) -> BenchmarkRequest:
     )
     sizes = bandwidth.parse_sizes(args.sizes or (bandwidth.GPU_SIZES if layout.gpus_per_node else bandwidth.CPU_SIZES))
     if sizes[0] < plan.element_size:
-        raise UsageError(f"Size {sizes[0]} B holds no {plan.dtype}.", f"Start --sizes at {plan.element_size} or more.")
+        raise UsageError(
+            f"Size {sizes[0]} B is less than one {plan.dtype}.", f"Start --sizes at {plan.element_size} or more."
+        )
     plan.fitting(sizes, layout.ranks, sys.maxsize, shorten=args.sizes is None)
     name = args.name or run_name.unnamed("bench")
     return BenchmarkRequest(
@@ -92,8 +94,10 @@ def _check_algorithm(forced: str | None, op: str, backend: str) -> None:
     if forced and op not in stages.ALGORITHMS[forced]:
         possible = ", ".join(name for name, collectives in stages.ALGORITHMS.items() if op in collectives)
         raise UsageError(
-            f"--algo {forced}: NCCL has no {op} by it.",
-            f"Leave it out, or give one of {possible}." if possible else "Leave it out: NCCL has one way alone for it.",
+            f"--algo {forced}: NCCL has no {op} with it.",
+            f"Leave it out, or give one of {possible}."
+            if possible
+            else "Leave it out: NCCL has only one algorithm for this collective.",
         )
 
 
@@ -111,7 +115,7 @@ def _rounds(args: argparse.Namespace, layout: Layout) -> tuple[Round, ...]:
     )
     if not rounds:
         raise UsageError(
-            f"--algo {args.algo}: NCCL has it {where} alone, where no stage that was asked for is.",
+            f"--algo {args.algo}: NCCL has it {where} only, and no stage that was asked for is there.",
             "Leave it out, or choose others by --nodes and --stages.",
         )
     return rounds
@@ -146,7 +150,7 @@ def _own_gpus(args: argparse.Namespace, place: Place) -> int:
     if not place.embedded:
         if not args.ranks_per_node:
             raise UsageError(
-                f"How many GPUs a node of the Ray at {place.address} has is not known: no stack says so.",
+                f"How many GPUs a node of the Ray at {place.address} has is not known: no stack tells.",
                 "Give --ranks-per-node.",
             )
         return args.ranks_per_node

@@ -166,17 +166,17 @@ def test_where_nothing_can_be_kept_the_failure_itself_is_still_what_is_told(
         (["--op", "all_gather", "--sizes", "128:1M"], "128 B cannot be divided among 16 ranks for all_gather"),
         (
             ["--op", "all_to_all", "--algo", "ring"],
-            "NCCL has no all_to_all by it. Leave it out: NCCL has one way alone",
+            "NCCL has no all_to_all with it. Leave it out: NCCL has only one algorithm",
         ),
-        (["--op", "all_gather", "--algo", "tree"], "by it. Leave it out, or give one of ring, nvls."),
-        (["--op", "broadcast", "--algo", "nvls"], "by it. Leave it out, or give one of ring."),
+        (["--op", "all_gather", "--algo", "tree"], "with it. Leave it out, or give one of ring, nvls."),
+        (["--op", "broadcast", "--algo", "nvls"], "with it. Leave it out, or give one of ring."),
         (
             ["--stages", "all", "--algo", "nvls"],
-            "NCCL has it within a node alone, where no stage that was asked for is.",
+            "NCCL has it within a node only, and no stage that was asked for is there.",
         ),
         (
             ["--nodes", "1", "--algo", "nvlstree"],
-            "NCCL has it between nodes alone, where no stage that was asked for is.",
+            "NCCL has it between nodes only, and no stage that was asked for is there.",
         ),
     ],
 )

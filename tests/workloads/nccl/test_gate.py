@@ -65,7 +65,7 @@ def test_the_fabric_is_checked_where_it_was_promised_and_the_run_uses_it(
 
 
 @pytest.mark.parametrize(
-    ("environment", "why"), [(TCP, "have no RDMA NICs"), (CPUS, "have no RDMA NICs"), (None, "nobody promises RDMA")]
+    ("environment", "why"), [(TCP, "have no RDMA NICs"), (CPUS, "have no RDMA NICs"), (None, "RDMA is not promised")]
 )
 def test_a_check_of_what_nobody_promised_is_refused_with_one_message(
     environment: ClusterEnvironment | None, why: str

@@ -282,7 +282,7 @@ def test_what_was_trained_stands_beside_the_prediction(tmp_path: Path, cli: Comm
         (["--images-per-second", "1e9"], "the optimizer alone takes"),
         (["--jitter", "2"], "--jitter is 2, which is no share"),
         (["--model", "convnext-nano"], "How fast one GPU trains convnext-nano is not known"),
-        (["--from", "text"], "text is no .jsonl file."),
+        (["--from", "text"], "text is not a .jsonl file."),
         (["--from", "nowhere"], "There is no file or folder nowhere."),
         (["--measured", "nowhere"], "has no journal"),
     ],

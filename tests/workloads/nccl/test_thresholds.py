@@ -96,7 +96,7 @@ def test_wrong_results_fail_on_any_machine() -> None:
 
 def test_a_slow_node_without_nvls_says_so() -> None:
     without = dataclasses.replace(sound(), nvls=False)
-    assert "NVLS was not at hand" in judge(stage(367, 1), without).reasons[0]
+    assert "NVLS was not available" in judge(stage(367, 1), without).reasons[0]
 
 
 @pytest.mark.parametrize(("nodes", "words"), [(2, "with a third node"), (3, "The stages of two nodes")])

@@ -79,7 +79,7 @@ _WARNINGS = (
     # N, "Runtime and MPI issues": containers have little pinned memory by default; nccl-tests 206: so said ibv_reg_mr.
     # Linux, drivers/infiniband/core/umem.c: CAP_IPC_LOCK is above the limit.
     _known(r"ibv_\w+ failed .*Cannot allocate memory", "RDMA out of memory",
-           "a NIC could not pin memory, mostly as the container's limit of locked memory (memlock) is low",
+           "a NIC could not pin memory, mostly because the container's limit of locked memory (memlock) is low",
            "Look at `kubectl -n NAMESPACE exec POD -- sh -c 'ulimit -l'`: it has to be unlimited, or the container "
            "needs the capability IPC_LOCK (with Docker: --ulimit memlock=-1)."),
     # nccl-tests 185 (Network is unreachable), 925 (No such device).
@@ -168,7 +168,7 @@ _ENDS = (
     _known(
         r"oom-kill|Out of memory: Killed process|OOMKilled|SIGKILL|signal 9\b|exit code:? 137\b",
         "killed",
-        "the process was ended from outside, mostly as its node or pod was out of memory",
+        "the process was killed from outside, mostly because its node or pod was out of memory",
         "Look at the pod's last state (`kubectl -n NAMESPACE describe pod POD`); use fewer or smaller loaders.",
     ),
     _known(

@@ -25,12 +25,12 @@ from workloads.nccl.results.records import Results
 from workloads.reporting.progress import counted
 
 DESCRIPTION = """\
-Whether the results B differ from the results A by more than noise, for each collective and stage that both have: of
-small messages the latency, of the others the bandwidth. Needs no GPU."""
+Whether the results B differ from the results A by more than noise, for each collective and stage that both have: by
+latency for small messages, by bandwidth for the others. Needs no GPU."""
 
 EPILOG = """\
 A and B are each a .jsonl file of results, or a folder of them, on a disk or gs://: the runs bucket has them in
-bench/<name>. Several results of one collective on one side are repetitions, from which the noise is known better.
+bench/<name>. Several results of one collective on one side are repetitions, which show the noise better.
 
 exit codes:
   0 compared, whatever came out   2 not comparable   6 a file is damaged or cut off
@@ -108,7 +108,7 @@ def run_compare(args: argparse.Namespace) -> int:
         )
     if found.lacking and args.fail_on_regression:
         raise WorkloadFailedError(
-            f"Whether {args.after} is slower is not known in all that {args.before} has: {'; '.join(found.lacking)}.",
+            f"Whether {args.after} is slower is not known for all that {args.before} has: {'; '.join(found.lacking)}.",
             "Measure again, with the same nodes, --stages and --sizes.",
         )
     return EXIT_OK

@@ -133,7 +133,7 @@ def load(place: str) -> list[Results]:
         except FileNotFoundError:
             raise UsageError(f"There is no file {place}.", "Name a file or a folder that `bench` wrote.") from None
     if Path(place).is_file():
-        raise UsageError(f"{place} is no {SUFFIX} file.", "Name a file or a folder that `bench` wrote.")
+        raise UsageError(f"{place} is not a {SUFFIX} file.", "Name a file or a folder that `bench` wrote.")
     folder = locate(place)
     contents = {name: folder.read(name) for name in folder.files() if name.endswith(SUFFIX)}
     # Others may lie beside them; those of another version say so.

@@ -138,7 +138,7 @@ def _speed(measured: Measured, verdict: Verdict | None) -> Judgement:
     if machine is None:
         return found("no verdict", f"What {on or 'this machine'} must reach is not known.")
     if conditions.backend != "nccl" or conditions.op != "all_reduce":
-        return found("no verdict", f"Nothing is published of {conditions.op} with {conditions.backend} on {on}.")
+        return found("no verdict", f"Nothing is published about {conditions.op} with {conditions.backend} on {on}.")
     if conditions.ranks != machine.gpus * conditions.nodes:
         return found("no verdict", f"The numbers hold for all {machine.gpus} GPUs of each node.")
     case = _case(machine, conditions)
@@ -169,7 +169,7 @@ def _hint(measured: Measured, verdict: Verdict | None) -> str:
     if measured.conditions.nodes == 1:
         without = verdict is not None and verdict.nvls is False
         return (
-            "NVLS was not at hand: look at Fabric Manager and NCCL_NVLS_ENABLE."
+            "NVLS was not available: look at Fabric Manager and NCCL_NVLS_ENABLE."
             if without
             else f"Look for Xids on the node: {KERNEL_LOG}"
         )

@@ -134,7 +134,7 @@ def images_per_second(places: Sequence[str]) -> dict[int, float]:
                 warm = True
         if sum(map(len, rates.values())) == before:
             raise UsageError(
-                f"{place} has no journal of a run that got on for more than its first steps.",
+                f"{place} has no journal of a run that went beyond its first steps.",
                 "Name the folder of a train run, the one that holds `journal`: `python -m workloads runs list`.",
             )
     return {workers: median(found) for workers, found in sorted(rates.items())}

@@ -23,15 +23,15 @@ from workloads.nccl.scaling.scaling import PredictedStep, Work
 from workloads.reporting.progress import counted, duration
 
 DESCRIPTION = """\
-How fast ConvNeXt would train on more nodes: the gradients' buckets, all-reduce's time for each, what of it the backward
-pass does not hide, and the slowest of so many ranks. Needs no GPU."""
+How fast ConvNeXt would train on more nodes: the gradients' buckets, the time of an all-reduce for each, the part that
+the backward pass does not hide, and the slowest of so many ranks. Needs no GPU."""
 
 EPILOG = """\
 Without --from, all-reduce takes what published tables of such nodes say (benchmarks/scaling.json has how far off each
 is). Without --measured and --images-per-second, one GPU's speed is an assumption; without --jitter, that is another.
 Beyond the nodes that were measured or published, all-reduce is extrapolated. The output says each.
 
-efficiency: images per second of a GPU among so many, over those of one alone. Where a measured one is more than two
+efficiency: images per second of a GPU among so many, over those of a single GPU. Where a measured one is more than two
 points lower than the predicted one, look at the input pipeline and at single slow nodes before the wire. Runs that
 are compared must have had --batch images per GPU each: the trainer's batch_size is that of all workers together.
 """
@@ -71,7 +71,7 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "--images-per-second",
         type=float,
         metavar="X",
-        help=f"of one GPU alone (as measured; else {BASE_RATE:g} for base)",
+        help=f"speed of one GPU alone (as measured; else {BASE_RATE:g} for base)",
     )
     parser.add_argument("--batch", type=int, default=256, metavar="N", help="images per GPU and step (%(default)s)")
     parser.add_argument(
@@ -81,17 +81,17 @@ def add_predict_arguments(parser: argparse.ArgumentParser) -> None:
         "--jitter",
         type=float,
         metavar="SHARE",
-        help=f"deviation of a rank's step, as a share ({ASSUMED_JITTER:g}, an assumption)",
+        help=f"standard deviation of a rank's step, as a share ({ASSUMED_JITTER:g}, an assumption)",
     )
     parser.add_argument(
         "--contention",
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="by which share all-reduce slows the backward pass (%(default)g)",
+        help="share by which all-reduce slows the backward pass (%(default)g)",
     )
     parser.add_argument(
-        "--input-images-per-second", type=float, metavar="X", help="that a GPU's share of the loaders can feed (any)"
+        "--input-images-per-second", type=float, metavar="X", help="speed at which its loaders can feed a GPU (any)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="also write prediction.json, efficiency.png and .svg")
 
@@ -316,7 +316,7 @@ def _extrapolated(found: Sequence[Prediction], times: AllReduce) -> Iterator[str
     behind = f"all-reduce was measured on at most {counted(times.most_nodes, 'node')}"
     if not times.curves:
         behind = f"the published tables have at most {times.most_nodes} nodes, and there is one figure of 248"
-    yield f"# extrapolated: {words} nodes; {behind}. No routing, no other traffic and no lost node is in them."
+    yield f"# extrapolated: {words} nodes; {behind}. Routing, other traffic and lost nodes are not in them."
 
 
 def _residuals(found: Sequence[Prediction]) -> Iterator[str]:
