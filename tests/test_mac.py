@@ -64,7 +64,7 @@ def test_on_a_mac_a_client_s_commands_run_and_what_wants_linux_says_so(tmp_path:
     variables = usual_variables(GOOGLE_APPLICATION_CREDENTIALS="/none", RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0")
     done = python("-c", MAC, str(space), *places, env=variables)
     assert done.returncode == 8, done.stdout + done.stderr
-    assert "error: a search wants Linux" in done.stderr
+    assert "error: a search needs Linux" in done.stderr
     for said in ("forked-workers False", "shared memory only Linux has /dev/shm", "listeners only Linux says in /proc"):
         assert said in " ".join(done.stdout.split())
 

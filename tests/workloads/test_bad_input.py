@@ -65,7 +65,9 @@ CASES = {
     "a dry run of such a batch": Case(
         "--data {here}/small --batch-size 9 --dry-run", 2, "small has 8 training images."
     ),
-    "more workers than images in a batch": Case("--batch-size 4 --workers 8", 2, "--workers is 8; it is a number or"),
+    "more workers than images in a batch": Case(
+        "--batch-size 4 --workers 8", 2, "--workers is 8; it must be a number or"
+    ),
     "a storage that is a file": Case(
         "--storage {here}/file", 8, "cannot list {here}/file/first/checkpoints: Not a directory"
     ),

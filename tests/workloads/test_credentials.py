@@ -101,7 +101,7 @@ def test_a_key_file_that_cannot_be_used_is_an_error_and_not_a_reason_to_look_els
     with pytest.raises(AuthError, match="is empty"):
         credentials.wandb_key(tmp_path / "empty", SECRET)
     (tmp_path / "wide").write_text(FILE_KEY, encoding="utf-16")  # as `>` of PowerShell 5 writes it
-    with pytest.raises(AuthError, match="wide holds is no W&B key"):
+    with pytest.raises(AuthError, match="wide holds is not a W&B key"):
         credentials.wandb_key(tmp_path / "wide", SECRET)
 
 
@@ -110,7 +110,7 @@ def test_a_key_file_that_cannot_be_used_is_an_error_and_not_a_reason_to_look_els
 )
 def test_what_cannot_be_a_key_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(credentials.KEY_VARIABLE, key)
-    with pytest.raises(AuthError, match="variable WANDB_API_KEY holds is no W&B key") as caught:
+    with pytest.raises(AuthError, match="variable WANDB_API_KEY holds is not a W&B key") as caught:
         credentials.wandb_key(None, "")
     assert key not in str(caught.value)
 

@@ -289,7 +289,7 @@ def test_gc_removes_orphans_that_are_old_and_checkpoints_with_enough_good_newer_
     superfluous = [names[1], names[0]]
     said = runs("gc", "--json")
     assert [row["checkpoint"] for row in json.loads(said.out)] == superfluous
-    assert "nothing was, without --yes" in said.err
+    assert "without --yes nothing was" in said.err
     assert "reading 2 checkpoints of a, " in said.err
     assert [row["checkpoint"] for row in runs.rows("gc", "--orphan-hours", "0")] == [orphan, *superfluous]
     assert steps(place, "a") == [10, 20, 30, 40, 50]

@@ -313,7 +313,7 @@ def test_modes_decide_by_the_key_and_say_what_they_decided(tmp_path: Path, monke
         reader("auto", tmp_path / "none")
     monkeypatch.setenv(credentials.KEY_VARIABLE, "not-a-key")
     assert reader("auto") is None
-    assert said.pop().startswith("W&B is off: what variable WANDB_API_KEY holds is no W&B key: 9 characters")
+    assert said.pop().startswith("W&B is off: what variable WANDB_API_KEY holds is not a W&B key: 9 characters")
     monkeypatch.setattr(tracking, "find_spec", lambda name: None)
     assert reader("auto") is None
     assert said.pop().startswith("W&B is off: the package wandb is not installed.")

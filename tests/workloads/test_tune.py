@@ -115,22 +115,22 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
     assert sorted(map(json.dumps, both.sample(6, 0))) == sorted(map(json.dumps, expected))
     with pytest.raises(UsageError, match="has 6 different trials; 7 were asked for"):
         both.sample(7, 0)
-    with pytest.raises(UsageError, match="20,000 trials; 10,000 are the most"):
+    with pytest.raises(UsageError, match="20,000 trials; at most 10,000 are allowed"):
         parsed(seed={"range": [0, 9_999, 1]}, batch_size=[32, 64]).grid()
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"learning_rates": [1]}, "learning_rates is no field of the configuration (did you mean learning_rate?)."),
-        ({"recipe": ["digits_laptop"]}, "recipe is no field of the configuration"),
+        ({"learning_rates": [1]}, "learning_rates is not a field of the configuration (did you mean learning_rate?)."),
+        ({"recipe": ["digits_laptop"]}, "recipe is not a field of the configuration"),
         ({"epochs": []}, "epochs has no values"),
         ({"epochs": [1, 2, 1.0]}, "epochs has a value twice in"),
         ({"epochs": [2.5]}, "epochs has 2.5; it takes a whole number"),
         ({"compile": ["yes"]}, 'compile has "yes"; it takes true or false'),
         ({"model": [3]}, "model has 3; it takes a word"),
         ({"model": ["huge"]}, "model is 'huge' but must be one of nano"),
-        ({"model": {"uniform": [0, 1]}}, "model is no number, so uniform does not fit"),
+        ({"model": {"uniform": [0, 1]}}, "model is not a number, so uniform does not fit"),
         ({"learning_rate": {"loguniforn": [1, 2]}}, "(did you mean loguniform?)"),
         ({"learning_rate": {"uniform": [0.1, 0.2], "choice": [1]}}, "instead of one kind of range"),
         ({"learning_rate": {"uniform": [0.2, 0.1]}}, "low below high"),
@@ -142,8 +142,8 @@ def test_a_grid_has_every_combination_and_a_draw_no_trial_twice() -> None:
         ({"epochs": {"uniform": [1, 5]}}, "epochs is a whole number, so it takes randint or lograndint"),
         ({"epochs": {"randint": [1.5, 5]}}, "its ends are whole numbers"),
         ({"epochs": {"range": [1, 5, 9]}}, "a step between them"),
-        ({"seed": {"range": [0, 2e9, 1]}}, "10,000 values are the most"),
-        ({"seed": {"range": [0, 10_000, 1]}}, "10,000 values are the most"),  # with the first and the last one more
+        ({"seed": {"range": [0, 2e9, 1]}}, "10,000 values are allowed"),
+        ({"seed": {"range": [0, 10_000, 1]}}, "10,000 values are allowed"),  # with the first and the last one more
         ({"epochs": [0], "seed": [-1]}, "epochs is 0 but must be at least 1; seed is -1 but must be"),
         ({}, "names no field"),
     ],
@@ -647,7 +647,7 @@ def test_a_process_has_the_environment_of_its_search_and_tells_of_its_own_trial_
             with log.open("a") as stream:
                 stream.write(words)
             failures.append(process.failure())
-        assert failures == ["it said nothing", "RuntimeError: CUDA error: 3", "run s: CUDA error: 3."]
+        assert failures == ["it printed nothing", "RuntimeError: CUDA error: 3", "run s: CUDA error: 3."]
         log.unlink()
         assert process.failure() == f"its log {log} cannot be read: No such file or directory"
     finally:

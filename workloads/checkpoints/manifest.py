@@ -107,7 +107,7 @@ def refuse_stranger(found: Mapping[str, Any], identity: Mapping[str, Any], uri: 
         )
         raise UsageError(
             f"the checkpoints in {uri} belong to another run: {given}.",
-            "Choose another --run name, or ask for what the checkpoint holds.",
+            "Choose another --run name, or give the values that the checkpoint has.",
         )
 
 

@@ -51,7 +51,7 @@ def kind(name: str) -> Any:
     if name not in kinds or name == "recipe":
         nearest = get_close_matches(name, [field for field in kinds if field != "recipe"], n=1, cutoff=0.4)
         hint = f" (did you mean {nearest[0]}?)" if nearest else f"; there are {', '.join(sorted(kinds))}"
-        raise wrong(name, f"is no field of the configuration{hint}")
+        raise wrong(name, f"is not a field of the configuration{hint}")
     return kinds[name]
 
 

@@ -113,7 +113,7 @@ def node_hour_usd(
             price = math.nan
         if not 0 < price < math.inf:
             raise UsageError(
-                f"the variable {NODE_HOUR_VARIABLE} is {given!r}; it is USD an hour, more than 0.",
+                f"the variable {NODE_HOUR_VARIABLE} is {given!r}; it must be USD an hour, more than 0.",
                 "Write a number like 42.40, or remove it for the stack's list price.",
             )
         return price

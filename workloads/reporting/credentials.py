@@ -90,7 +90,7 @@ def hidden() -> Iterator[None]:
 def _formed(key: Key) -> Key:
     if not _FORM.fullmatch(key.value):
         raise AuthError(
-            f"what {key.source} holds is no W&B key: {len(key.value)} characters, where a key has 40 or more of "
+            f"what {key.source} holds is not a W&B key: {len(key.value)} characters, where a key has 40 or more of "
             "A-Z, a-z, 0-9, '_' and '-'.",
             "Copy the whole key from the user settings of your W&B server.",
         )

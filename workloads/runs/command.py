@@ -36,7 +36,7 @@ ORPHAN_HOURS = 1.0
 EPILOG = """\
 where it looks:
   --storage PLACE          a folder of runs: a local path, a mount, or gs://BUCKET/PATH
-  --stack, --context       the runs bucket of that stack; so does neither of them, with kubectl's cluster
+  --stack, --context       the runs bucket of that stack; without any of these, of kubectl's cluster
   (in a job)               the runs bucket of the job's own stack
 
 examples:
@@ -84,7 +84,9 @@ def run_runs(args: argparse.Namespace) -> int:
     if getattr(args, "keep", None) is not None and args.keep < 1:
         raise UsageError(f"--keep is {args.keep}; at least 1 checkpoint is kept.", "Choose 1 or more.")
     if not getattr(args, "orphan_hours", ORPHAN_HOURS) >= 0:
-        raise UsageError(f"--orphan-hours is {args.orphan_hours:g}; it is hours, 0 or more.", f"Try {ORPHAN_HOURS:g}.")
+        raise UsageError(
+            f"--orphan-hours is {args.orphan_hours:g}; it must be hours, 0 or more.", f"Try {ORPHAN_HOURS:g}."
+        )
     return ACTIONS[args.action][0](_place(args), args)
 
 
@@ -221,7 +223,7 @@ def _gc(place: Folder, args: argparse.Namespace) -> int:
     _print_rows(rows, place.uri, nothing="nothing to remove", as_json=args.json)
     size = sum(attempt.size for _, attempt, _ in waste)
     if waste and not args.yes:
-        _say(f"{len(waste)} could be removed, {decimal(size)}; nothing was, without --yes")
+        _say(f"{len(waste)} could be removed, {decimal(size)}; without --yes nothing was")
     elif waste:
         for run, attempt, _ in waste:
             manifest.discard(run.attempt(attempt.name))

@@ -49,24 +49,28 @@ def add_sweep_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--run", metavar="NAME", help="name of the search; the same name again continues it")
     recipes = f"one of {', '.join(configuration.RECIPES)}"
     what.add_argument("--recipe", type=configuration.known_recipe, default="digits_laptop", help=recipes)
-    what.add_argument("--data", metavar="PLACE", help="as of train")
-    what.add_argument("--epochs", type=int, help="as of train")
-    what.add_argument("--metric", choices=METRICS, default="val/accuracy", help="what counts (default %(default)s)")
+    what.add_argument("--data", metavar="PLACE", help="as for train")
+    what.add_argument("--epochs", type=int, help="as for train")
+    what.add_argument(
+        "--metric", choices=METRICS, default="val/accuracy", help="what ranks trials (default %(default)s)"
+    )
     what.add_argument("--retry-failed", action="store_true", help="when continuing, run failed trials again")
     where = parser.add_argument_group("where")
-    where.add_argument("--workers", type=int, metavar="N", help="of each trial (default: GPUs of a node, 1 on CPUs)")
+    where.add_argument(
+        "--workers", type=int, metavar="N", help="workers of a trial (default: GPUs of a node, 1 on CPUs)"
+    )
     where.add_argument("--concurrency", type=int, metavar="N", help="trials at a time (default: as many as fit)")
     where.add_argument("--storage", metavar="PLACE", help="folder of all runs (default: the runs bucket, .oasis/runs)")
     where.add_argument("--results", type=Path, default=Path(".oasis/results"), metavar="DIR", help="(%(default)s)")
-    where.add_argument("--wandb", choices=get_args(WandbMode), default="auto", help="of each trial, as of train")
-    where.add_argument("--wandb-key-file", type=Path, metavar="FILE", help="as of train")
-    where.add_argument("--address", help="of a running Ray (default: the job's, else one started for the search)")
+    where.add_argument("--wandb", choices=get_args(WandbMode), default="auto", help="of each trial, as for train")
+    where.add_argument("--wandb-key-file", type=Path, metavar="FILE", help="as for train")
+    where.add_argument("--address", help="address of a running Ray (default: the job's, else one started here)")
     where.add_argument(
         "--timeout",
         type=seconds,
         default=1800,
         metavar="SECONDS",
-        help="longest wait of a trial for its place",
+        help="longest wait of a trial for its resources (%(default)g)",
     )
     dry_run.add_dry_run_arguments(parser, "the trials, every other effective value and where it came from")
 
@@ -76,7 +80,7 @@ def add_tune_arguments(parser: argparse.ArgumentParser) -> None:
     add_sweep_arguments(parser)
     group = parser.add_argument_group("search")
     group.add_argument("--samples", type=int, default=10, metavar="N", help="trials to draw (default %(default)s)")
-    group.add_argument("--search-seed", type=int, default=0, metavar="N", help="of the draw (default %(default)s)")
+    group.add_argument("--search-seed", type=int, default=0, metavar="N", help="seed of the draw (default %(default)s)")
     group.add_argument(
         "--grace-epochs", type=int, default=1, metavar="N", help="epochs that every trial gets (default %(default)s)"
     )
@@ -118,7 +122,7 @@ def run_tune(args: argparse.Namespace) -> int:
         if ledger.left:
             if sys.platform != "linux":  # prctl(2) and proc(5), in `child` and `processes`
                 raise PlaceError(
-                    "a search wants Linux, where its trials end with it whatever ends it; this is another system.",
+                    "a search needs Linux, where its trials end with it however it ends; this is another system.",
                     f"Run it as a job: `python -m workloads submit --stack STACK -- {search.plan.kind} ...`.",
                 )
             check_key(args.wandb, args.wandb_key_file, place.wandb_secret)

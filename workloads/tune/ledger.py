@@ -195,7 +195,7 @@ def _refuse_another(kept: dict[str, Any], plan: Plan, uri: str) -> None:
         both = (f"{name} is {given.get(name)!r}, that search's is {begun.get(name)!r}" for name in differing)
         said = "; ".join(both) or "trials differ"
     raise UsageError(
-        f"{uri} has another search: {said}.", "Choose another --run name, or ask for what that search was begun with."
+        f"{uri} has another search: {said}.", "Choose another --run name, or give the values that search began with."
     )
 
 

@@ -84,7 +84,7 @@ def plan(args: argparse.Namespace, place: session.Place) -> Search:
 def _check(args: argparse.Namespace, name: str, space: Space) -> None:
     run_name.check("--run", name)
     if len(name) > NAME_LENGTH:
-        raise UsageError(f"--run has {len(name)} letters; {NAME_LENGTH} are the most.", "Choose a shorter name.")
+        raise UsageError(f"--run has {len(name)} letters; at most {NAME_LENGTH} are allowed.", "Choose a shorter name.")
     counts = [("--workers", args.workers), ("--concurrency", args.concurrency)]
     if args.command == "tune":
         counts += [("--samples", args.samples), ("--grace-epochs", args.grace_epochs)]
@@ -92,7 +92,7 @@ def _check(args: argparse.Namespace, name: str, space: Space) -> None:
             raise UsageError(f"--reduction is {args.reduction:g}.", "Give a number above 1.")
         if "epochs" in space.varied:
             raise UsageError(
-                "epochs cannot be varied by tune: it is what trials are given more of the better they are.",
+                "epochs cannot be varied by tune, which gives good trials more of them than poor ones.",
                 "Give it one value, or use `sweep`.",
             )
     for flag, value in counts:

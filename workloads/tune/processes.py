@@ -96,7 +96,7 @@ class Process:
         except OSError as error:
             return f"its log {self._log} cannot be read: {error.strerror}"
         explained = re.findall(r"^error: (.+)", text, re.MULTILINE)
-        return (explained or text.splitlines() or ["it said nothing"])[-1]
+        return (explained or text.splitlines() or ["it printed nothing"])[-1]
 
 
 def environment(pid: int) -> dict[str, str]:

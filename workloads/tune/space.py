@@ -128,7 +128,7 @@ class Space:
         endless = [name for name, domain in self.fields.items() if isinstance(domain, Range)]
         if endless:
             raise UsageError(
-                f"{', '.join(endless)}: a sweep runs every combination, and of a range there is no end.",
+                f"{', '.join(endless)}: a sweep runs every combination, and a range has no end of values.",
                 "List the values, or write {range: [first, last, step]}; `tune` takes ranges.",
             )
         options = [domain.options for domain in self.fields.values() if isinstance(domain, Values)]
@@ -236,7 +236,7 @@ def _range(name: str, kind: str, field: Any, numbers: list[float]) -> Values | R
     low, high = numbers[:2]
     step = numbers[2] if len(numbers) > 2 else 0.0
     if field not in (int, float):
-        raise fields.wrong(name, f"is no number, so {kind} does not fit; list its values")
+        raise fields.wrong(name, f"is not a number, so {kind} does not fit; list its values")
     if low >= high or (len(numbers) > 2 and not 0 < step <= high - low):
         raise fields.wrong(
             name, f"has {kind} {numbers}; it takes {KINDS[kind]}, low below high and a step between them"
@@ -245,7 +245,7 @@ def _range(name: str, kind: str, field: Any, numbers: list[float]) -> Values | R
         raise fields.wrong(name, f"has {kind} {numbers}; it takes {KINDS[kind]}")
     if kind == "range":
         if (high - low) / step >= MAX_TRIALS:
-            raise fields.wrong(name, f"has {kind} {numbers}; {MAX_TRIALS:,} values are the most")
+            raise fields.wrong(name, f"has {kind} {numbers}; at most {MAX_TRIALS:,} values are allowed")
         count = math.floor((high - low) / step + 1e-9) + 1
         return Values(fields.values(name, [round(low + number * step, 12) for number in range(count)]))
     whole = kind.endswith("randint")
@@ -278,4 +278,6 @@ def _spread(options: tuple[Any, ...]) -> float:
 
 def _check_count(count: int) -> None:
     if count > MAX_TRIALS:
-        raise UsageError(f"that makes {count:,} trials; {MAX_TRIALS:,} are the most.", "Name fewer values or samples.")
+        raise UsageError(
+            f"that makes {count:,} trials; at most {MAX_TRIALS:,} are allowed.", "Name fewer values or samples."
+        )

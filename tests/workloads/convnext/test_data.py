@@ -179,7 +179,7 @@ def test_shards_made_of_a_folder_hold_the_same_pictures(tmp_path: Path, cli: Com
     assert "--shard-megabytes is 0, but must be above 0" in cli(*words[:-1], "0", code=2).err
     assert "--from needs --to" in cli(*words[:3], code=2).err
     assert f"{folder} holds no shards" in cli("shards", "--index", str(folder), code=2).err
-    assert "--to is of --from" in cli("shards", "--index", str(to), *words[3:5], code=2).err
+    assert "--to goes with --from" in cli("shards", "--index", str(to), *words[3:5], code=2).err
     (tmp_path / "train").touch()
     assert f"{tmp_path}/train cannot be read: Not a directory" in cli("shards", "--index", str(tmp_path), code=8).err
     nowhere = cli("shards", "--from", str(to / "val"), "--to", str(tmp_path / "x"), code=2).err
@@ -582,7 +582,7 @@ def test_a_shard_that_is_cut_short_anywhere_is_refused_with_and_without_an_index
         assert "cut short" in message
     for content in (b"", b"no tar at all" * 100):
         shard.write_bytes(content)
-        assert "is no tar, or is cut short" in refusal(DataIntegrityError, root)
+        assert "is not a tar, or is cut short" in refusal(DataIntegrityError, root)
 
 
 def test_a_damaged_index_is_refused_and_deleting_it_is_enough(tmp_path: Path) -> None:
@@ -603,7 +603,7 @@ def test_a_damaged_index_is_refused_and_deleting_it_is_enough(tmp_path: Path) ->
     for content in damaged:
         index.write_bytes(content)
         message = refusal(DataIntegrityError, root)
-        assert f"{index} is no index of version 1, or is damaged. Delete it" in message
+        assert f"{index} is not an index of version 1, or is damaged. Delete it" in message
     index.unlink()
     assert everything(sources(small(), root, CPU)[0])[1].tolist() == [0, 1, 0, 1]
     assert index.read_bytes() == whole

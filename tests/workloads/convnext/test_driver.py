@@ -52,7 +52,7 @@ def test_files_of_ray_train_that_cannot_be_removed_change_no_run_s_end(
             driver.fit(run)
     else:
         assert driver.fit(run) == end
-    assert "Ray Train's own files are left behind: cannot delete" in capsys.readouterr().out
+    assert "Ray Train's own files could not be removed: cannot delete" in capsys.readouterr().out
     good = dataclasses.replace(run, folder=run.folder.child("good"))
     good.folder.child("ray").write("snapshot", b"{}")
     with contextlib.suppress(type(end) if isinstance(end, BaseException) else ValueError):

@@ -190,7 +190,7 @@ def test_weights_that_are_no_numbers_are_in_no_checkpoint() -> None:
     training.snapshot()
     with torch.no_grad():
         list(training.model.parameters())[-1].fill_(math.inf)
-    with pytest.raises(WorkloadFailedError, match="a weight of the model is no number at step 0"):
+    with pytest.raises(WorkloadFailedError, match="a weight of the model is not a number at step 0"):
         training.snapshot()
 
 

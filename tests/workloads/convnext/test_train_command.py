@@ -62,16 +62,16 @@ def test_a_count_of_the_stack_that_is_none_is_named_with_its_value(given: str) -
         (("--run", "Big Run"), "--run is 'Big Run'; a name has up to 63 of"),
         (("--run", "../up"), "--run is '../up'"),
         (("--run", ""), "--run is ''"),
-        (("--workers", "0"), "--workers is 0; it is a number or MIN:MAX, from 1 to 64"),
+        (("--workers", "0"), "--workers is 0; it must be a number or MIN:MAX, from 1 to 64"),
         (("--workers", "65"), "--workers is 65"),
         (("--workers", "4:2"), "--workers is 4:2"),
         (("--workers", "1:"), "--workers is 1:;"),
         (("--workers", "many"), "--workers is many"),
         (("--storage", "s3://bucket"), "is neither gs://BUCKET/PATH nor a local path"),
-        (("--max-usd", "0"), "--max-usd is 0; it is an amount of USD above 0"),
+        (("--max-usd", "0"), "--max-usd is 0; it must be an amount of USD above 0"),
         (("--max-usd", "-5"), "--max-usd is -5"),
         (("--max-usd", "nan"), "--max-usd is nan"),
-        (("--max-usd", "5"), "nobody has said what an hour of a node costs here. Set OASIS_NODE_HOUR_USD"),
+        (("--max-usd", "5"), "what an hour of a node costs here is not known. Set OASIS_NODE_HOUR_USD"),
     ],
 )
 def test_what_no_run_can_have_is_refused_before_ray_is_started(flags: tuple[str, ...], message: str) -> None:
@@ -95,7 +95,9 @@ def test_a_node_costs_its_way_of_buying_or_what_the_variable_says(monkeypatch: p
     monkeypatch.setenv("OASIS_NODE_HOUR_USD", "30.5")
     assert price(gpus) == price(cluster()) == 30.5
     monkeypatch.setenv("OASIS_NODE_HOUR_USD", "free")
-    with pytest.raises(UsageError, match="the variable OASIS_NODE_HOUR_USD is 'free'; it is USD an hour, more than 0"):
+    with pytest.raises(
+        UsageError, match="the variable OASIS_NODE_HOUR_USD is 'free'; it must be USD an hour, more than 0"
+    ):
         price(gpus)
 
 
@@ -107,7 +109,7 @@ def test_in_pods_that_are_older_than_the_prices_nothing_is_missing_but_the_price
             monkeypatch.setenv(f"OASIS_{name.upper()}", str(value))
     place = session.Place(address="h", environment=ClusterEnvironment.from_env())
     assert planned(place=place).node_hour_usd is None
-    with pytest.raises(UsageError, match="nobody has said what an hour of a node costs here"):
+    with pytest.raises(UsageError, match="what an hour of a node costs here is not known"):
         planned("--max-usd", "5", place=place)
 
 
@@ -194,7 +196,7 @@ def test_data_that_only_the_workers_can_see_is_left_to_their_verdict(
 ) -> None:
     elsewhere = f"{tmp_path}/scratch/imagenet"
     assert location.check_data(elsewhere, here=False) == (
-        f"{elsewhere} cannot be seen from here; whether it is there, the workers will say"
+        f"{elsewhere} cannot be seen from here; the workers will say whether it exists"
     )
     monkeypatch.setenv("OASIS_DATA_MOUNT", str(tmp_path))  # a mount that this machine has shows what is not in it
     with pytest.raises(UsageError, match="does not exist"):
@@ -319,7 +321,7 @@ def test_another_s_run_and_a_complete_one_are_answered_from_the_folder_before_ra
     assert "run a is complete: validation accuracy 50.00% on 9 images after 20 steps" in said
     assert (laptop / ".oasis/results/a/curve.png").exists()
     assert again("--epochs", "2", "--learning-rate", "0.001") == 0
-    unused = "the run is complete, so nothing is trained with learning_rate 0.001, was 0.004 until now\n"
+    unused = "the run is complete, so these changes have no effect: learning_rate 0.001, was 0.004 until now\n"
     assert unused in capsys.readouterr().out
     torn = folder.child("checkpoints", newest.replace("20", "30"))
     for file in (manifest.MANIFEST, manifest.COMMIT):

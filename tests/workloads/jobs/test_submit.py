@@ -523,7 +523,7 @@ def test_bad_input_is_refused_before_anything_is_submitted(
         ("train --set label_smoothin=0", "did you mean label_smoothing?"),
         ("train --workers 0", "--workers is 0"),
         ("bench --nodes 0", "--nodes is 0."),
-        ("sweep --space {space}", "learning_rat is no field of the configuration (did you mean learning_rate?)"),
+        ("sweep --space {space}", "learning_rat is not a field of the configuration (did you mean learning_rate?)"),
         ("tune --space nowhere.yaml", "--space nowhere.yaml cannot be read"),
     ],
 )

@@ -97,7 +97,7 @@ def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tup
         raise UsageError(
             f"the images of {config.data}, all of them decoded to {config.image_size} x {config.image_size} pixels, do "
             "not fit the memory of a worker's device.",
-            "Choose a smaller image_size, or with --set resident=false stream what is stored.",
+            "Choose a smaller image_size, or stream the stored images with --set resident=false.",
         ) from error
     if config.batch_size > len(train):
         location.refuse_batch(config.data, config.batch_size, len(train))

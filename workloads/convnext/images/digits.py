@@ -100,7 +100,7 @@ def _save(folder: Path, say: Callable[[str], None], files: Iterator[tuple[str, b
         raise PlaceError(
             f"cannot write to {folder}: {error}.", "Free some space there, or name another folder."
         ) from error
-    say(f"{written} of {total} files written to {folder}, the others were there")
+    say(f"{written} of {total} files written to {folder}, the others were there already")
     return written, total
 
 
@@ -127,7 +127,7 @@ def _upload(
     except (google.Forbidden, google.Unauthorized, GoogleAuthError) as error:
         raise AuthError(
             f"gs://{bucket_name} may not be written: {first_line(error)}.",
-            "It takes roles/storage.objectUser.",
+            "It needs roles/storage.objectUser.",
         ) from error
     except (google.GoogleAPICallError, google.RetryError, OSError) as error:
         raise PlaceError(

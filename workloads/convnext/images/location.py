@@ -126,7 +126,7 @@ def check_data(data: str, here: bool) -> str:
         name = "" if Path(data).is_absolute() else f"{data!r} was looked for below the data mount {mount}: "
         what = "is no folder" if folder.exists() else "does not exist"
         raise UsageError(f"{name}the data path {folder} {what}.", beside)
-    return f"{folder} cannot be seen from here; whether it is there, the workers will say"
+    return f"{folder} cannot be seen from here; the workers will say whether it exists"
 
 
 def _unindexed(folder: Path) -> str:
@@ -143,8 +143,8 @@ def _unindexed(folder: Path) -> str:
     if not bare or os.access(folder / SPLITS[0], os.W_OK):
         return ""
     return (
-        f"{counted(len(bare), 'shard')} of {folder} without an index: each worker reads them through at every start; "
-        "`python -m workloads shards --index`, where they can be written, spares that"
+        f"{counted(len(bare), 'shard')} of {folder} without an index: each worker reads them in full at every start; "
+        "`python -m workloads shards --index`, run where they can be written, avoids that"
     )
 
 

@@ -122,7 +122,7 @@ def run_shards(args: argparse.Namespace) -> int:
     """Write both splits of an image folder as shards, or the indices of shards; returns the exit code."""
     if args.index:
         if args.to:
-            raise UsageError("--to is of --from: an index lies beside its shard.", "Leave it out.")
+            raise UsageError("--to goes with --from only: --index writes each index beside its shard.", "Leave it out.")
         return _index(args.index)
     if not args.to:
         raise UsageError("--from needs --to.", "Name the folder for the shards with --to.")
@@ -146,7 +146,7 @@ def _index(root: Path) -> int:
     except OSError as error:
         raise unreadable(str(error.filename or root), error) from error
     if not shards:
-        raise UsageError(f"{root} holds no shards.", "They lie in it as train/*.tar and val/*.tar.")
+        raise UsageError(f"{root} holds no shards.", "They must lie in it as train/*.tar and val/*.tar.")
     bare = [shard for shard in shards if not index_path(shard).exists()]
     if bare:
         progress.note(f"reading {progress.counted(len(bare), 'shard')} of {root}")
@@ -156,7 +156,7 @@ def _index(root: Path) -> int:
         try:
             keep(index, file)
         except OSError as error:
-            remedy = "Copy the shards to where you may write, and from there the *.index.json files back."
+            remedy = "Copy the shards to where you may write, index them there, and copy the *.index.json files back."
             raise PlaceError(f"cannot write {file}: {error.strerror or error}.", remedy) from error
 
     with ThreadPoolExecutor(READERS) as pool:

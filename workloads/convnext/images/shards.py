@@ -117,7 +117,7 @@ def keep(index: ShardIndex, file: Path) -> None:
 
 def _damaged(file: Path) -> DataIntegrityError:
     return DataIntegrityError(
-        f"{file} is no index of version {INDEX_VERSION}, or is damaged.",
+        f"{file} is not an index of version {INDEX_VERSION}, or is damaged.",
         "Delete it: without an index the shard itself is read, and a new one is written.",
     )
 
@@ -146,7 +146,7 @@ def scan(shard: Path) -> ShardIndex:
             marked = stream.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
             size = stream.seek(0, os.SEEK_END)
     except (tarfile.TarError, EOFError) as error:
-        raise DataIntegrityError(f"{shard} is no tar, or is cut short ({error}).", COPY_AGAIN) from error
+        raise DataIntegrityError(f"{shard} is not a tar, or is cut short ({error}).", COPY_AGAIN) from error
     except OSError as error:
         raise unreadable(str(shard), error) from error
     if not marked:

@@ -96,7 +96,7 @@ def check(kept: Choice, images: int, dtype: torch.dtype, device: torch.device) -
         if implementation == TRITON and (found := measure(shape, images, dtype, device, timed=False)).problem:
             raise UsageError(
                 f"this run convolves its {shape[0]} channels by a kernel of ours, which {found.problem}.",
-                "Go on where it runs, or with torch's kernels, which round differently: --set kernels=torch.",
+                "Continue where it works, or use torch's kernels, which round differently: --set kernels=torch.",
             )
     torch.cuda.empty_cache()
 

@@ -128,7 +128,7 @@ def executable(
     if problem and fallback:
         return *_built(config, classes, device, chosen or {}), [f"{problem}; the model runs eager"]
     if problem:
-        raise WorkloadFailedError(f"{problem}.", "`python -m workloads doctor` looks for a compiler.")
+        raise WorkloadFailedError(f"{problem}.", "`python -m workloads doctor` checks for a compiler.")
     if not fallback and not compiled_graphs():
         raise WorkloadFailedError("torch.compile has compiled nothing.", "Look for a variable that turns it off.")
     return model, depth, []

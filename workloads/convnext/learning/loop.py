@@ -153,7 +153,7 @@ class Training:
         """
         with self._ema.beside() if self._ema else nullcontext():
             if not torch.stack([weights.isfinite().all() for weights in self.model.parameters()]).all():
-                raise self._diverged("a weight of the model is no number")
+                raise self._diverged("a weight of the model is not a number")
             return snapshot.copied(self.state(), self._device)
 
     def _diverged(self, what: str) -> WorkloadFailedError:

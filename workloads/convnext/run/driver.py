@@ -83,7 +83,7 @@ def _tidy(snapshots: storage.Folder) -> None:
     try:
         snapshots.remove()
     except WorkloadError as error:
-        progress.note(f"Ray Train's own files are left behind: {error.problem}")
+        progress.note(f"Ray Train's own files could not be removed: {error.problem}")
 
 
 @contextmanager
@@ -185,6 +185,6 @@ def _explained(run: Run, error: TrainingFailedError) -> WorkloadError:
         )
     kept = f"Its checkpoints are kept: the same command with --run {run.name} continues."
     return WorkloadFailedError(
-        f"run {run.name} failed too often without getting on: {str(error).strip()[-2000:]}.",
+        f"run {run.name} failed too often without progress: {str(error).strip()[-2000:]}.",
         f"{faults.advice(str(error))} {kept}".strip(),
     )

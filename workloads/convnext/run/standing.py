@@ -39,7 +39,7 @@ def finished(folder: Folder, config: TrainConfig, note: Callable[[str], None]) -
         complete = found["facts"].get("epoch", 0) >= config.epochs
         summary = _summary(folder, name, found) if complete else None
         if changed := _changed(found["facts"].get("config", {}), config):
-            used = "the run is complete, so nothing is trained with" if summary else "changed in this run:"
+            used = "the run is complete, so these changes have no effect:" if summary else "changed in this run:"
             note(f"{used} {changed}")
         return summary
     return None

@@ -57,12 +57,12 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     add("--epochs", type=int, help="passes over the training images")
     add("--batch-size", type=int, help="images per optimiser step, over all workers together")
     add("--learning-rate", type=float, help="peak of the schedule")
-    add("--seed", type=int, help="of initial weights, order and augmentation")
+    add("--seed", type=int, help="seed of initial weights, order and augmentation")
     add("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the recipe; repeatable")
     add(
         "--workers",
         metavar="N|MIN:MAX",
-        help=f"how many, or between which numbers (default: the GPUs of one node, {CPU_WORKERS} on CPUs)",
+        help=f"number of workers, or its bounds (default: the GPUs of one node, {CPU_WORKERS} on CPUs)",
     )
     add(
         "--require-fabric",
@@ -86,7 +86,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--wandb", choices=get_args(WandbMode), default="auto", help="auto: online where a key is found, otherwise off")
     add("--wandb-key-file", type=Path, metavar="FILE", help="file with the W&B key; else environment, Secret Manager")
-    add("--address", help="of a running Ray (default: the one of this job, else one started for this run)")
+    add("--address", help="address of a running Ray (default: the one of this job, else one started for this run)")
     add("--timeout", type=seconds, default=1800, metavar="SECONDS", help="longest wait for capacity (%(default)g)")
     dry_run.add_dry_run_arguments(parser)
 
@@ -218,10 +218,12 @@ def _check_budget(run: Run) -> None:
     if run.max_usd is None:
         return
     if not 0 < run.max_usd < math.inf:
-        raise UsageError(f"--max-usd is {run.max_usd:g}; it is an amount of USD above 0.", "Leave it out for no limit.")
+        raise UsageError(
+            f"--max-usd is {run.max_usd:g}; it must be an amount of USD above 0.", "Leave it out for no limit."
+        )
     if run.node_hour_usd is None:
         raise UsageError(
-            f"--max-usd is {run.max_usd:g}, and nobody has said what an hour of a node costs here.",
+            f"--max-usd is {run.max_usd:g}, but what an hour of a node costs here is not known.",
             f"Set {NODE_HOUR_VARIABLE} to it, in USD (for a job with `submit --env`). Jobs on a stack's GPUs know the "
             "list price, once `make prices` has read that of its region and `pulumi up` was run since.",
         )
@@ -253,7 +255,7 @@ def _promise(given: bool | None, cluster: ClusterEnvironment | None, nodes: int)
     if given and not promised:
         raise InfeasibleError(
             "--require-fabric was given; "
-            + ("this stack's nodes have no RDMA NICs." if cluster else "outside a stack nobody promises RDMA."),
+            + ("this stack's nodes have no RDMA NICs." if cluster else "outside a stack, RDMA is not promised."),
             "Leave it out: there is no fabric to check.",
         )
     return cluster if given or (given is None and promised and nodes > 1) else None
@@ -268,7 +270,7 @@ def _workers(given: str | None, default: int, batch_size: int) -> tuple[int, int
     least, most = numbers
     if not 1 <= least <= most <= batch_size:
         raise UsageError(
-            f"--workers is {given}; it is a number or MIN:MAX, from 1 to {batch_size}, as many as a batch has images.",
+            f"--workers is {given}; it must be a number or MIN:MAX, from 1 to {batch_size}, the images of a batch.",
             "Leave it out for the place's own number.",
         )
     return least, most
