@@ -69,7 +69,7 @@ $(STAMP): requirements-dev.txt
 	@$(environment) && $(call install,6 GB in 2 to 4 minutes) && rm $(INSTALLING) && touch $@
 
 linux:
-	@test "$$(uname -s)" = Linux || { echo "This takes Linux, and here is $$(uname -s): run it on a Linux machine, or in a \
+	@test "$$(uname -s)" = Linux || { echo "This needs Linux, and this machine runs $$(uname -s): run it on a Linux machine, or in a \
 	virtual machine or container with Linux. The commands for Google Cloud work here: docs/cloud.md." >&2; exit 1; }
 
 # What is needed minutes later is looked at first, too.
@@ -85,7 +85,7 @@ demo: room $(STAMP)  ## the whole platform on this machine: deploy, train, bench
 # `down` works with the environment as it is: after a pull it must not first install what is new.
 down:  ## end what `make demo` started; runs, data and results stay
 	@if test -e $(STAMP); then $(PY) -m emulator down; $(OR_UNREAD); \
-	elif test -e .oasis/processes; then echo "ending what runs here takes the Python packages: make $(STAMP) down" >&2; exit 1; \
+	elif test -e .oasis/processes; then echo "ending what runs here needs the Python packages: make $(STAMP) down" >&2; exit 1; \
 	else echo "nothing was started here: $(STAMP) is missing"; fi
 
 # Two processes whose tests start servers take up to 14 GB.
@@ -118,7 +118,7 @@ lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile
 
 # Nothing is downloaded but the packages' metadata, so hashes are there but not compared: pip does that while it builds.
 # The base image's glibc is newer than 2.28, which is of 2018.
-image-check: $(STAMP)  ## what the Ray image installs is pinned as a whole; there are wheels for its Python, and for a Mac
+image-check: $(STAMP)  ## check that what the Ray image installs is pinned and has wheels, for a Mac too
 	@$(BIN)/uv pip install --dry-run --quiet --target $(VENV)/image-check --python-version $(IMAGE_PYTHON) \
 	    --python-platform x86_64-manylinux_2_28 --only-binary :all: --require-hashes \
 	    -r requirements-workloads.txt -r workloads/image/requirements-index.txt
@@ -141,7 +141,7 @@ $(POLICIES)/.installed: policies/requirements.txt
 	    && echo "installing the locked Python packages of the policies into $(POLICIES) (once)" \
 	    && $(POLICIES)/bin/python -m pip install --disable-pip-version-check --quiet --require-hashes -r $< && touch $@
 
-policies: $(POLICIES)/.installed  ## what the policies in policies/ need, for `pulumi up --policy-pack policies`
+policies: $(POLICIES)/.installed  ## install what the policies in policies/ need, for `pulumi up --policy-pack policies`
 
 prices: $(CLOUD_STAMP)  ## read today's list prices of what the stack runs into oasis_stack/facts/prices.csv (STACK=dev)
 	@$(PY) -m oasis_stack prices --stack $(STACK)

@@ -1,6 +1,6 @@
 """What checkpoints survive and cost, into benchmarks/checkpoints.json: `python -m benchmarks.checkpoints WHAT`.
 
-A command that was cut short goes on where it was: the file holds what was measured so far. `--fresh` measures anew.
+A command that was cut short continues where it stopped: the file holds what was measured. `--fresh` starts over.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 overhead: our time of a call over that of a bare torch.distributed loop, in turns on one gloo group. kills: a rank
 killed at any moment. slow: a rank that runs a fifth of the time; control: none does. node: of two nodes one has half of
 the other's rate; rail: one of two has; even: neither. gate: seconds of the check before training on two nodes. Each
-trial is kept when it ends: the same command goes on where it was cut short, `--fresh` begins anew.
+trial is kept when it ends: the same command continues where it was cut short, `--fresh` starts over.
 """
 
 from __future__ import annotations

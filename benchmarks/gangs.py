@@ -1,8 +1,8 @@
 """How the queue treats jobs whose nodes must come together: `python -m benchmarks.gangs`.
 
-The real Kueue on the emulated platform, each part on one of its own. `orders`: gangs of two nodes, while Google gives
-nodes, refuses, ends a booking or takes nodes back in a random order; none may be placed by halves, which is judged by
-the API server's own record of what happened. `teams`: jobs of three teams over four nodes, which must respect quota and
+The real Kueue on the emulated platform, each part on a platform of its own. `orders`: gangs of two nodes, while Google
+gives nodes, refuses, ends a booking or takes nodes back in a random order; none may be placed in part, judged by the
+API server's own record of what happened. `teams`: jobs of three teams over four nodes, which must respect quota and
 priority. `destroys`: the whole stack taken away while jobs run, or wait for nodes, quota or a queue. `ledger`: what
 trainings of one node say that they used, beside the lives of their nodes. `scale`: many jobs of two nodes at once, in
 queues of different sizes, with each step of each job timed, as a table and a plot. Times are those of this machine, and
@@ -45,8 +45,8 @@ def main(given: Sequence[str] | None = None) -> int:
         "--nodes", type=int, nargs="+", default=[10, 100, 1000], metavar="N", help="sizes of `scale` (10 100 1000)"
     )
     parser.add_argument("--pods", type=int, default=1000, metavar="N", help="pods of `scale`, two a job (1000)")
-    parser.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="of `scale` (docs/queue.png)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all (1)")
+    parser.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="plot of `scale` (docs/queue.png)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of all parts (1)")
     chosen = parser.parse_args(given)
     measures = {
         "orders": (orders.SETTINGS, orders.WATCHED, orders.measure, chosen.gangs),

@@ -2,9 +2,9 @@
 
 Our own loop on images that live on the device, for each precision and batch size in a fresh process: images per second,
 analytic MFU, peak memory, and where a step's time goes. Medians with the least and the most of the windows. Each
-setting is kept as soon as it is measured, beside others of the same machine: the same command goes on where it was cut
-short and tries again what failed, `--fresh` begins anew. What is to be compiled and cannot be has failed, and is never
-measured eager. Figures of `--smoke` go to benchmarks/gpu-smoke.json, out of the way of a GPU's.
+setting is kept as soon as it is measured, beside others of the same machine: the same command continues where it was
+cut short and tries again what failed, `--fresh` starts over. A setting that cannot be compiled as asked has failed, and
+is never measured eager. Figures of `--smoke` go to benchmarks/gpu-smoke.json, out of the way of a GPU's.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Whether `up` and `destroy` of the whole stack end well however one is cut off: `python -m benchmarks.interruptions`.
+"""Whether `up` and `destroy` of the whole stack recover however they are cut off: `python -m benchmarks.interruptions`.
 
-The real engine, the real API server and the emulated Google, on a platform of this command's own. In each life one
-call of `up` that changes something in the emulated Google ends badly, and one of `destroy`: its answer is lost, or the
-engine and its providers are killed before Google has the call, or before they have the answer. Then the same command
-is given again, once. A life is whole if both second commands succeed, all is there once and no preview shows a change,
-and nothing is left at the end. There are some seventy calls of `up` and three ways, a minute or more each: results
-are written life by life, and the next run goes on with those that are missing (`--lives`: at most so many more).
+The real engine, the real API server and the emulated Google, on a platform of this command's own. In each life one call
+of `up` that changes something in the emulated Google fails, and one of `destroy`: its answer is lost, or the engine and
+its providers are killed before Google has the call, or before they have the answer. Then the same command is given once
+more. A life is whole if both second commands succeed, everything exists once, no preview shows a change, and nothing is
+left at the end. There are some seventy calls of `up` and three ways, a minute or more each: results are written life by
+life, and the next run goes on with those that are missing (`--lives`: at most so many more).
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class Platform:
 def main(given: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     parser = command.parser(RESULTS, __doc__)
-    parser.add_argument("--lives", type=int, default=10_000, metavar="N", help="at most so many more (all)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of their order (1)")
+    parser.add_argument("--lives", type=int, default=10_000, metavar="N", help="run at most so many more (all)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of their order (1)")
     chosen = parser.parse_args(given)
     lives: list[Record] = read(chosen.results).get("lives", [])
     with tempfile.TemporaryDirectory(prefix="oasis-interruptions-") as folder:

@@ -1,7 +1,7 @@
 """Kills training runs on a real Ray; what it cost them goes to benchmarks/kills.json: `python -m benchmarks.kills`.
 
-Each trial is kept when it ends, so that an interrupted measurement goes on where it was: the same command again, or
-`--fresh` to begin anew. The baseline, Ray Train's own checkpoints with its defaults, is killed by the same code.
+Each trial is kept when it ends, so that the same command continues an interrupted measurement; `--fresh` starts over.
+The baseline, Ray Train's own checkpoints with its defaults, is killed by the same code.
 """
 
 from __future__ import annotations

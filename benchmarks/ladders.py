@@ -1,15 +1,15 @@
 """What a ladder's order and its place are worth, in a made-up market: `python -m benchmarks.ladders`.
 
-A job a day asks the rungs of its ladder in one order, as GKE does: from the top, some minutes each, and one that had no
-node not again for a while. It pays for its nodes until it is done, and asks from the top again, going on from its last
-checkpoint, where nodes are taken from it. `orders`: every one sees the same days, each fixed one, that which
-`oasis_stack/forecast/proposal.py` makes for the day, and that with the likeliest rung first; from forecasts that are
-exact or off by some. `places`: each job goes to one of several places, by chance or to that where a node is likeliest.
+A job a day asks the rungs of its ladder in one order, as GKE does: from the top, some minutes each; it skips for a
+while a rung that had no node. It pays for its nodes until it is done. If nodes are taken from it, it asks from the top
+again and continues from its last checkpoint. `orders` compares, on the same days, every fixed order, the order that
+`oasis_stack/forecast/proposal.py` makes for the day, and the likeliest rung first, by forecasts that are exact or off
+by some. `places`: each job goes to one of several places, by chance or to the one where a node is likeliest.
 
 **Nobody publishes when Google has H200s**, so the market is an invention: seasons of some weeks, in each of which every
-rung has spells with nodes and without, of lengths of its own, within the ranges that stand below as constants. The
-figures tell how far an order can matter and how exact a forecast must be for that, and not what anybody will wait or
-pay. No clock is read: they are the same on every machine.
+rung has spells with nodes and without, of its own lengths, within the ranges given below as constants. The figures tell
+how much an order can matter and how exact a forecast must be for that, not what anybody will wait or pay. No clock is
+read: the figures are the same on every machine.
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--days", type=int, default=1000, metavar="N", help="days, with a job on each (1000)")
     parser.add_argument("--markets", type=int, default=20, metavar="N", help="markets, each of so many days (20)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the first market (1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the first market (1)")
     parser.add_argument("--plot", type=Path, default=PLOT, metavar="FILE", help="(docs/ladders.png)")
     chosen: argparse.Namespace = parser.parse_args(given)
     markets = [measure(chosen.days, seed) for seed in range(chosen.seed, chosen.seed + chosen.markets)]

@@ -1,15 +1,16 @@
-"""Whether any legal stack is refused, and how often a stack must be destroyed: `python -m benchmarks.lifecycles`.
+"""Whether any legal stack is refused, and how many attempts a destroy takes: `python -m benchmarks.lifecycles`.
 
 Everything in one process, on the emulated Google (`tests/emulator/one_process.py`). `--stacks` random legal stack files
 are made, read back, and taken away; then, in `--zones` zones each, stacks with every ladder of up to four of seven ways
 to buy nodes. Then the default stack, with builds inside the VPC, is destroyed `--schedules` times, while Google removes
 what it made by itself (firewall rules, the control plane's subnet and address, a worker pool's side of the peering)
-after random times up to 15 and up to 20 minutes: as the program does it, and beside it without waits: in its order,
-each refused deletion tried three times or, as by `terraform destroy`, once; and by name, in the reverse of creation,
-each tried three times and then passed over. Whatever is not whole is run again a minute later. Then among
-`--neighbours` sets of objects of others with similar names, ten sets at a time, of which none may go or be waited for.
-Last, `--interruptions` times, that stack is made and removed while two random calls that change something end badly:
-the answer is lost, or the engine is killed before Google has the call, or before the engine has the answer.
+after random times up to 15 and up to 20 minutes: as the program does it, and for comparison without waits: in its
+order, each refused deletion tried three times or, as by `terraform destroy`, once; and by name, in the reverse of
+creation, each tried three times and then skipped. A destroy that is not complete is run again a minute later. Then it
+is destroyed among `--neighbours` sets of other people's objects with similar names, ten sets at a time, none of which
+may be deleted or waited for. Last, `--interruptions` times, that stack is made and removed while two random calls that
+change something fail: the answer is lost, or the engine is killed before Google has the call, or before the engine has
+the answer.
 
 Each part is kept when it ends. One whose number is 0 is left out, and its last figures stay.
 """
@@ -83,7 +84,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", type=int, default=500, metavar="N", help="destroys per limit (500)")
     parser.add_argument("--neighbours", type=int, default=10_000, metavar="N", help="sets of others' objects (10000)")
     parser.add_argument("--interruptions", type=int, default=1000, metavar="N", help="lives with two of them (1000)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all (1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of all parts (1)")
     chosen = parser.parse_args(given)
     warnings.simplefilter("ignore", DeprecationWarning)  # of the SDK's own modules
     wrong: list[str] = []

@@ -1,14 +1,14 @@
 """Whether the fast model of `benchmarks.lifecycles` is right: `python -m benchmarks.model`.
 
-Lives of random stacks, each through the real engine on an emulated platform of this command's own and through the
-model (`tests/emulator/one_process.py`): `up`, `up` with other settings, `destroy`. In most commands one call that
-changes something ends badly, and Google removes what it made by itself after up to twenty minutes, or after more than
-the program waits. Each command is given again until it is whole. After each run that was not killed the objects at
-Google are compared, field by field, and in the end how many runs each command took and how each ended. The program's
-waits for Google go by the emulated cloud's clock in both.
+Lives of random stacks, each through the real engine on an emulated platform of this command's own and through the model
+(`tests/emulator/one_process.py`): `up`, `up` with other settings, `destroy`. In most commands one call that changes
+something fails, and Google removes what it made by itself after up to twenty minutes, or later than the program waits.
+Each command is repeated until it is whole. After each run that was not killed, the objects at Google are compared field
+by field; in the end, so are the number of runs that each command took and how each ended. The program's waits for
+Google go by the emulated cloud's clock in both.
 
-A life takes minutes: results are written life by life, and the next run goes on with those that are missing
-(`--engine-schedules`: how many there are to be in all).
+A life takes minutes: results are written life by life, and the next run continues with those that are missing
+(`--engine-schedules`: how many in all).
 """
 
 from __future__ import annotations
@@ -303,7 +303,7 @@ def main(given: Sequence[str] | None = None) -> int:
     """Measure; returns the exit code."""
     parser = command.parser(RESULTS, __doc__)
     parser.add_argument("--engine-schedules", type=int, default=30, metavar="N", help="lives in all (30)")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of all (1)")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of all lives (1)")
     chosen = parser.parse_args(given)
     warnings.simplefilter("ignore", DeprecationWarning)  # of the SDK's own modules
     lives: list[Record] = read(chosen.results).get("lives", [])

@@ -1,9 +1,9 @@
-"""The all-reduce of `bench`, with NCCL, where one GPU is at hand: by one rank, then by two that share it.
+"""The all-reduce of `bench`, with NCCL, on a machine with one GPU: by one rank, then by two that share it.
 
-Needs Python and torch alone. Each rank is a process on device cuda:0, without Ray. NCCL refuses two ranks on one GPU
-unless each says that it is on a host of its own, so each has another NCCL_HOSTID, and they talk over sockets on
+Needs only Python and torch. Each rank is a process on device cuda:0, without Ray. NCCL refuses two ranks on one GPU
+unless each claims a host of its own, so each has a different NCCL_HOSTID, and they talk over sockets on
 loopback. That shows that the code runs on NCCL, that its results are right, and that the path is read from real logs;
-it says nothing of a fabric.
+it says nothing about a fabric.
 
 examples:
   python -m benchmarks.one_gpu                                    one rank, then two

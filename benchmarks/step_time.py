@@ -1,8 +1,9 @@
 """Times a training step of our loop beside loops over timm's and torchvision's APIs: `python -m benchmarks.step_time`.
 
-The three take turns step by step in one process, on the same images, so that what else the machine does falls on all.
-Each does what its documented ConvNeXt recipe does between one decoded batch and the next; `bare` leaves out mixing and
-erasing, which the recipes set differently. Results go to benchmarks/step_time.json; a ratio above 1 is time we save.
+The three take turns step by step in one process, on the same images, so that other load on the machine affects all
+alike. Each does what its documented ConvNeXt recipe does between one decoded batch and the next; `bare` leaves out
+mixing and erasing, which the recipes set differently. Results go to benchmarks/step_time.json; a ratio above 1 is time
+we save.
 """
 
 from __future__ import annotations

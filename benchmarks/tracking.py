@@ -1,8 +1,9 @@
 """What W&B costs a training step while its server hangs: `python -m benchmarks.tracking [--pairs N] [--seconds S]`.
 
 One process trains without pause beside W&B on a server that accepts and never answers. Its steps fall into short
-blocks: in every other one W&B's processes are stopped (SIGSTOP), which is W&B off. The order within a pair alternates,
-so that a drift of the machine favours neither. Starting W&B, once a run, is told apart, in seconds of CPU.
+blocks: in every other one W&B's processes are stopped (SIGSTOP), as if W&B were off. The order within a pair
+alternates, so that a drift of the machine favours neither. The start of W&B, once a run, is reported separately, in
+seconds of CPU.
 """
 
 from __future__ import annotations

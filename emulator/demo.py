@@ -131,7 +131,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], beside: Callable
             os.killpg(child.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=STOP_SECONDS)
-        print("this demo is over: the next `make demo` trains anew, whatever its job said of going on", flush=True)
+        print("this demo is over: the next `make demo` trains anew, whatever its job said about going on", flush=True)
         raise
     finally:
         processes.end(processes.in_session(child.pid), grace_seconds=3.0)

@@ -203,7 +203,7 @@ def test_what_takes_linux_is_refused_elsewhere_before_anything_is_installed(chec
 
     assert made.returncode == 2
     refused, stopped = said.splitlines()
-    assert "takes Linux, and here is Darwin" in refused and "docs/cloud.md" in refused
+    assert "needs Linux, and this machine runs Darwin" in refused and "docs/cloud.md" in refused
     assert stopped.startswith("make: *** ")
 
 

@@ -81,7 +81,7 @@ def read(cloud: Cloud) -> Limits:
     if wrong:
         known = ", ".join([*_COUNTED, *_GPU_WORDS.values(), *_SHOWN])
         modes = ", ".join(MODES)
-        message = f"{FILE}: {wrong[0]!r} is no quota ({known}) and no zone's mode (ZONE/MODE; modes are {modes})"
+        message = f"{FILE}: {wrong[0]!r} is neither a quota ({known}) nor a zone's mode (ZONE/MODE; modes are {modes})"
         raise RefusedCall(400, message, "badRequest")
     return found
 

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
             return 0
     if status := subprocess.run(["make", "--no-print-directory", "down"], cwd=CHECKOUT, check=False).returncode:
         return status
-    print("deleting; of an environment with its packages that takes half a minute", flush=True)
+    print("deleting; an environment with its packages takes half a minute", flush=True)
     for path in folders:
         if path.is_symlink():
             path.unlink()
