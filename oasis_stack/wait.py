@@ -1,5 +1,5 @@
-"""The one way to wait for what arrives or goes late: resources whose create or delete polls, bounded, with progress;
-and to refuse what nothing may change or take away.
+"""Resources that wait for what arrives or goes late, by polling in their create or delete, with a time limit and
+progress; others refuse a change or removal.
 
 Pulumi pickles these providers by reference and runs them in a process of its own, also for a later `destroy`: they hold
 no state and no credential, and renaming one here strands the stacks that have it.
@@ -40,14 +40,14 @@ GRANT_SECONDS = 120
 potentially 7 minutes or longer")."""
 
 UNREACHABLE_MINUTES = 5
-"""How long a destroy asks a cluster that does not answer at all."""
+"""How long a destroy keeps asking a cluster that does not answer at all."""
 
 WORKLOADS = ObjectKind("kueue.x-k8s.io", "v1beta2", "workloads")
 RAY_JOBS = ObjectKind("ray.io", "v1", "rayjobs")
 QUEUED_JOBS = ObjectKind("batch", "v1", "jobs", "kueue.x-k8s.io/queue-name")
 
 RAY_JOBS_OVER = ("Complete", "Failed", "ValidationFailed")
-"""KubeRay's words for a RayJob that does not change any more (ray-project/kuberay v1.6.2, ray-operator/apis/ray/v1)."""
+"""KubeRay's states of a RayJob that no longer changes (ray-project/kuberay v1.6.2, ray-operator/apis/ray/v1)."""
 
 _DISK_DRIVER, _DISK = "pd.csi.storage.gke.io", r"projects/([^/]+)/(zone|region)s/([^/]+)/disks/([^/]+)"
 """Of disks of Compute Engine, and what the handle of such a volume is (kubernetes/csi-translation-lib v0.36.3,
@@ -100,7 +100,7 @@ class Waiter(ResourceProvider):
 
 @contextmanager
 def _one_message() -> Iterator[None]:
-    """Have an error reach the user as its message: Pulumi shows the whole traceback of a dynamic provider's error
+    """Let an error reach the user as its message alone: Pulumi shows the whole traceback of a dynamic provider's error
     (pulumi 3.259, dynamic/__main__.py), and urllib3 warns of each attempt that fails."""
     logging.getLogger("urllib3").setLevel(logging.ERROR)
     try:
@@ -171,7 +171,7 @@ def is_established(definition: Mapping[str, Any]) -> bool:
 
 
 def _has_come_to(status: Mapping[str, Any], *kinds: str) -> bool:
-    """True if one of these conditions holds; of what is new there may be none, or null."""
+    """True if one of these conditions holds; a new object may have none, or null."""
     return any(one["type"] in kinds and one["status"] == "True" for one in status.get("conditions") or ())
 
 
@@ -213,10 +213,10 @@ class _QueueEmpty(Waiter):
 
 
 def _refuse_with_jobs(cluster: KubernetesClient, namespace: str) -> None:
-    """Refuse to have a queue taken away that has jobs: that of a namespace; empty: all.
+    """Refuse to remove a queue that has jobs: that of `namespace`; empty: all.
 
     Raises:
-        WaitError: it has; says which, and what to do.
+        WaitError: it has jobs; names them, and says what to do.
     """
     if _cluster_gone(cluster):
         return
@@ -354,8 +354,8 @@ class _ConnectionFree(Waiter):
 
 
 class Place(Resource, module="wait", name="Place"):
-    """The project, region and zone of a stack, which stay: another of them is refused, by a preview as well. Makes
-    nothing, removes nothing."""
+    """The project, region and zone of a stack. Refuses to change any of them, in a preview too. Makes nothing, removes
+    nothing."""
 
     def __init__(
         self, name: str, project: str, region: str, zone: str, opts: pulumi.ResourceOptions | None = None
@@ -428,7 +428,7 @@ class WorkloadsGone(Resource, module="wait", name="WorkloadsGone"):
 
 
 class AggregatedRolesGone(Resource, module="wait", name="AggregatedRolesGone"):
-    """On destroy, removes the ClusterRoles of a Helm release whose rules are those of others, before Helm does.
+    """On destroy, removes the ClusterRoles of a Helm release that aggregate rules of other roles, before Helm does.
 
     As the others go, Kubernetes writes such a role's rules anew, and with them the role that Helm had deleted. Helm
     then waits for it until its time is over, and fails (Kubernetes v1.36.3, pkg/controller/clusterroleaggregation,
@@ -447,8 +447,8 @@ class AggregatedRolesGone(Resource, module="wait", name="AggregatedRolesGone"):
 
 
 class QueuedNamespaces(Resource, module="wait", name="QueuedNamespaces"):
-    """Exists while jobs of the given namespaces may be queued, and refuses to have one taken from the list that has
-    jobs: what follows it in an update, Kueue's own configuration above all, has not changed by then."""
+    """Exists while jobs of the given namespaces may be queued, and refuses to drop a namespace that has jobs from the
+    list: by then, what follows it in an update, Kueue's own configuration above all, has not changed."""
 
     def __init__(
         self,
@@ -462,7 +462,7 @@ class QueuedNamespaces(Resource, module="wait", name="QueuedNamespaces"):
 
 
 class QueueEmpty(Resource, module="wait", name="QueueEmpty"):
-    """Refuses to have a queue taken away that has jobs: it goes before its LocalQueue."""
+    """Refuses to remove a queue that has jobs: it is deleted before its LocalQueue."""
 
     def __init__(
         self,

@@ -25,8 +25,8 @@ TIMEOUTS = pulumi.CustomTimeouts(create="60m", update="90m", delete="60m")
 """An upgrade of a regional control plane alone takes up to an hour."""
 
 NODE_ROLES = {"": "roles/container.defaultNodeServiceAccount", "-streaming": "roles/serviceusage.serviceUsageConsumer"}
-"""The grants on the project, by the suffix of their logical names. Logs and metrics of nodes have no smaller resource
-to be granted on; image streaming calls an API of the project in its name, and without the second role pods that stream
+"""The grants on the project, by the suffix of their logical names. Logs and metrics of nodes cannot be granted on
+anything smaller; image streaming calls an API in the project's name, and without the second role pods that stream
 fail (GKE documentation, "Use Image streaming", requirements;
 terraform-google-modules/terraform-google-kubernetes-engine issue 2251)."""
 
@@ -49,7 +49,7 @@ class ClusterArgs:
     system_pool: PoolSize
     """Nodes that are always on: GKE's own pods need them, and GKE refuses flex-start without them."""
     cpu_pool: PoolSize
-    """Nodes for Ray's CPU workers alone."""
+    """Nodes for Ray's CPU workers only."""
     readable_repositories: Mapping[str, pulumi.Input[str]]
     """Artifact Registry repositories in the region that nodes pull images from, by a short name."""
     deletion_protection: bool

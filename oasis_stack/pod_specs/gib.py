@@ -19,7 +19,7 @@ DRIVER_DIRECTORY = "/usr/local/nvidia"
 (container-engine-accelerators 992db812, cmd/nvidia_gpu/nvidia_gpu.go, `container-path`)."""
 
 EXIT_BAD_FABRIC = 9
-"""Of a GPU worker that ends for want of gIB: the exit code that stands for a bad fabric wherever one is reported."""
+"""Exit code of a GPU worker that ends because gIB is missing: the one that means a bad fabric everywhere."""
 
 FILES = ("lib64/libnccl-net*.so", "configs/*.txtpb", "scripts/set_nccl_env.sh")
 """What a whole gIB has at least: the plugin, the tuner's configuration, NCCL's settings."""

@@ -107,7 +107,7 @@ def _ray_nodes() -> Spec:
 
 
 def _queued_jobs() -> Spec:
-    """Pods of queued Jobs reach each other on any port, as Ray nodes do; who else is in the namespace is cut off."""
+    """Pods of queued Jobs reach each other on any port, as Ray nodes do; other pods in the namespace are cut off."""
     no_ray = {"key": next(iter(RAY_NODE)), "operator": "DoesNotExist"}
     return {
         "podSelector": {"matchExpressions": [QUEUED, no_ray]},
@@ -127,7 +127,7 @@ def _operator(namespace: str) -> Spec:
 
 
 def _submitter() -> Spec:
-    """A RayJob's submitter reaches heads, and nothing else; which port, says the head's side of the same flow."""
+    """A RayJob's submitter reaches heads, and nothing else; the head's side of the same flow names the port."""
     return {
         "podSelector": SUBMITTER,
         "policyTypes": ["Egress"],

@@ -26,8 +26,9 @@ SPOT_DRAIN_SECONDS, SPOT_GRACE_SECONDS = 12, 15
 
 HEAD_STARTS_PER_CPU = 3
 """Processes that the head may start at once, for each of its CPUs (SkyPilot's figure, sky/provision/instance_setup.py).
-Of four times as many Ray warns in the output of every job (ray 2.60, raylet/worker_pool.cc). Unset it is one in all, as
-the head offers no CPUs (_private/services.py, start_raylet), and each trial of a search has five processes there."""
+At four times as many, Ray warns in the output of every job (ray 2.60, raylet/worker_pool.cc). Unset, it is one in
+all, as the head offers no CPUs (_private/services.py, start_raylet), and each trial of a search has five processes
+there."""
 
 CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 """No pod of Ray is privileged; Google's RDMA test pods dropped IPC_LOCK in 2025 (container-engine-accelerators)."""

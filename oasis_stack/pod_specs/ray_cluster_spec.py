@@ -38,7 +38,7 @@ Ignoring changes of `replicas` is no way out: the provider ignores no path throu
 provider/pkg/await/await.go, handleSSAIgnoreFields)."""
 
 DRIVER_SLOTS = 1000
-"""Units of the head's resource `driver`: what must run on the head asks for one, never for CPUs, which it has not."""
+"""Units of the head's resource `driver`: what must run on the head asks for one, not for CPUs: the head has none."""
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -80,7 +80,7 @@ a name with % takes Kubernetes 1.32, feature RelaxedEnvironmentVariableValidatio
 
 @dataclass(frozen=True, kw_only=True)
 class RayPods:
-    """What the pods of every Ray cluster of the stack are, be it the long-lived one or a team's."""
+    """The pods of every Ray cluster of the stack, whether the long-lived one or a team's."""
 
     ray_version: str
     """Ray in the image; another one here, and KubeRay starts Ray with options it does not know."""

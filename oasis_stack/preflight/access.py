@@ -50,7 +50,7 @@ def programs(settings: Settings, google: Google) -> Iterator[Finding]:
 
 
 def price(settings: Settings, google: Google) -> Iterator[Finding]:
-    """Whether the stack may cost what it could."""
+    """Whether the stack could cost more than its limit allows."""
     for problem in cost.problems(settings, datetime.now(UTC).date()):
         yield bad(problem.what, problem.advice)
 
@@ -102,7 +102,7 @@ def billing(settings: Settings, google: Google) -> Iterator[Finding]:
 
 
 def services(settings: Settings, google: Google, apis: frozenset[str]) -> Iterator[Finding]:
-    """Which of the stack's APIs are on; `up` switches on the others."""
+    """Which of the stack's APIs are enabled; `up` enables the others."""
     path = f"v1/projects/{google.project}/services"
     listed = google.list("serviceusage", path, "services", filter="state:ENABLED")
     on = {str(service["name"]).rpartition("/")[2] for service in listed}

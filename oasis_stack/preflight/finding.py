@@ -10,8 +10,8 @@ from oasis_stack.preflight.google import Google, UnseenError
 from oasis_stack.settings.schema import Settings
 
 Verdict = Literal["good", "bad", "unknown", "told"]
-"""`bad`: `up` would fail, or wait in vain; `unknown`: what Google said does not tell; `told`: nothing that `up` depends
-on."""
+"""`bad`: `up` would fail, or wait in vain; `unknown`: Google's answer does not tell; `told`: information that `up` does
+not depend on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Check:
     look: Callable[[Settings, Google], Iterable[Finding]]
 
     def findings(self, settings: Settings, google: Google) -> list[Finding]:
-        """What it shows; where Google does not answer, that."""
+        """Its findings; where Google does not answer, one that says so."""
         found: list[Finding] = []
         try:
             found.extend(self.look(settings, google))
@@ -53,7 +53,7 @@ def bad(what: str, remedy: str) -> Finding:
 
 
 def unknown(what: str, remedy: str) -> Finding:
-    """What Google said, or did not say, does not tell."""
+    """Google's answer, or its lack, does not tell."""
     return Finding(verdict="unknown", what=what, remedy=remedy)
 
 

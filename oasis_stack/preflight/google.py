@@ -27,7 +27,7 @@ class UnseenError(Exception):
     """Google does not answer this question to this caller."""
 
     def __init__(self, problem: str, remedy: str, *, denied: bool = False) -> None:
-        """`denied`: the caller may not ask, or what is asked about does not exist, which Google does not tell apart."""
+        """`denied`: the caller may not ask, or the object does not exist; Google does not distinguish the two."""
         super().__init__(problem, remedy)
         self.problem, self.remedy, self.denied = problem, remedy, denied
 
@@ -105,8 +105,8 @@ class Google:
 
 
 def asked(questions: Mapping[str, Ask], seconds: float) -> tuple[dict[str, Any], str]:
-    """What came of each question within some seconds, an `UnseenError` for what Google does not tell; and why it was
-    asked nothing, if it was not."""
+    """The result of each question within some seconds, an `UnseenError` where Google does not answer; and the reason if
+    nothing was asked."""
     came, outcomes = dict[str, Any](), queue.SimpleQueue[tuple[str, Any]]()
     for name, question in questions.items():
         # Not a pool of threads, which Python waits for at its end: a late answer must not hold the command up.

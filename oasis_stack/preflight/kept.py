@@ -92,7 +92,7 @@ def lines(settings: Settings, now: datetime) -> Iterator[str]:
 
 
 def unapplied(settings: Settings, state: Mapping[str, Any]) -> Iterator[str]:
-    """What the stack file says of what stays and the last `up` did not: it is by the state that Pulumi destroys.
+    """What the stack file says about what stays and the last `up` did not: Pulumi destroys by its state.
 
     Args:
         settings: of the stack file.

@@ -21,7 +21,7 @@ _CONTINENTS = {"africa", "asia", "australia", "europe", "me", "northamerica", "s
 
 
 class Doubt(str):
-    """What a policy may forbid, by something that nobody here knows."""
+    """What a policy may forbid, depending on something that is not known here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ _ON_MEMBERS = [
     )
     for name in ("iam.allowedPolicyMemberDomains", "iam.managed.allowedPolicyMembers")
 ]
-"""Who may be granted a role, by customers or sets of principals, which nobody here knows the members of ("Restrict
+"""Who may be granted a role, by customers or sets of principals whose members are not known here ("Restrict
 identities with domain-restricted sharing")."""
 
 
@@ -234,7 +234,7 @@ read-only kubelet port, no roles for everybody (Organization Policy Service, "Or
 
 
 def _whole(what: str) -> Callable[[Rules, Settings], str]:
-    """A list constraint that names resources: what it takes at all is not judged by name."""
+    """A list constraint that names resources: stops the stack only if it denies all; names are not judged."""
     return lambda rules, settings: what if any(rule.get("denyAll") for rule in rules) else ""
 
 

@@ -14,7 +14,7 @@ _KEY = "oasis:gpu.capacity[].reservation"
 
 
 def machine_types(settings: Settings, google: Google) -> Iterator[Finding]:
-    """Whether the zone of the nodes offers what they are."""
+    """Whether the zone of the nodes offers their machine types."""
     gpu, pools = settings.gpu, (settings.cluster.system_pool, settings.cluster.cpu_pool)
     wanted = {pool.machine_type for pool in pools if pool.max_nodes} | ({gpu.machine_type} if gpu else set())
     for name in sorted(wanted):
@@ -61,7 +61,7 @@ def reservations(settings: Settings, google: Google) -> Iterator[Finding]:
 
 
 def _owner(google: Google, given: str) -> tuple[str, str]:
-    """Project and name of a reservation, block or sub-block, of which the name is that of the reservation and on."""
+    """Project and name of a reservation, block or sub-block; the name begins with that of the reservation."""
     if not given.startswith("projects/"):
         return google.project, given
     _, owner, _, name = given.split("/", 3)

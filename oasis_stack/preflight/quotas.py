@@ -31,7 +31,7 @@ Compute Engine, `Quota.metric`)."""
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """A quota as Google tells of it."""
+    """A quota as Google reports it."""
 
     quota: Quota
     said: Mapping[str, float]
@@ -41,7 +41,7 @@ class Held:
 
 
 def left(settings: Settings, google: Google) -> list[Held]:
-    """Each quota of the ladder that Google tells of. Raises as `Google.get`."""
+    """Each quota of the ladder that Google reports. Raises as `Google.get`."""
     wanted = of_gpus(settings)
     if not wanted:
         return []
