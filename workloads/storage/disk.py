@@ -195,7 +195,7 @@ def _make_folder(path: str) -> None:
 
 
 def _sync_folder(path: str) -> None:
-    """Make the names in a folder last; a mount has nothing to do for that, and may say so."""
+    """Make the names in a folder durable; a mount has nothing to do for that, and may report so."""
     descriptor = calls.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         calls.fsync(descriptor)

@@ -26,7 +26,7 @@ from workloads.storage import disk
 from workloads.storage.disk import Entry
 
 EMULATOR_VARIABLE = "CLOUD_STORAGE_EMULATOR_ENDPOINT"
-"""The variable with which google-cloud-cpp, and so pyarrow, is pointed at another storage endpoint."""
+"""The variable that points google-cloud-cpp, and so pyarrow, at another storage endpoint."""
 
 RETRY_LIMIT = timedelta(seconds=60)
 """How long one operation may retry. pyarrow's default, 15 minutes, outlasts a Spot node's notice many times over."""
@@ -335,7 +335,7 @@ def _explain(action: str, uri: str, error: OSError) -> WorkloadError:
 
 
 def _reason(error: OSError) -> str:
-    """The system's or Google's reason, without the path, which stands before it, and what the client says of itself."""
+    """The system's or Google's reason, without the path before it and what the client says about itself."""
     said = error.strerror or first_line(error)
     google = re.search(r"with a last message of (.*?) error_info=", said)
     return (google[1] if google else said).partition("\n")[0][:300].rstrip(".")

@@ -1,6 +1,6 @@
 """The places for a command's results: the runs bucket, and a folder on this machine.
 
-It needs the standard library alone, as `submit` does.
+It needs only the standard library, as `submit` does.
 """
 
 from __future__ import annotations

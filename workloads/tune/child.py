@@ -1,7 +1,7 @@
 """Runs `train` for one trial after another, so that what the first has started serves the others too.
 
 Most of a short trial is start-up: the libraries of this process, its connection to Ray, and the fork server that
-imports torch for the workers of that connection. It ends with the process that wanted it. SIGINT ends a trial as Ctrl-C
+imports torch for the workers of that connection. It ends with its parent process. SIGINT ends a trial as Ctrl-C
 ends a `train`.
 """
 
@@ -32,7 +32,7 @@ def main(parent: int, address: str) -> None:
     """Train what each line of standard input asks for: `arguments` of the command line, `log` for its messages.
 
     Args:
-        parent: process without which there is no one to run for; its end, however it comes, kills this one, and with it
+        parent: process that this one works for; its end, however it comes, kills this one, and with it
             Ray ends the trial's workers.
         address: of the Ray that all trials use.
     """

@@ -194,7 +194,7 @@ def _drawn(search: Search, file: Path) -> Settings:
 
 
 def _search(args: argparse.Namespace, place: session.Place, search: Search, ledger: Ledger) -> WorkloadError | None:
-    """Run the trials that are left; returns why some had to be left out, if some had."""
+    """Run the trials that are left; returns why some had to be left out, if any were."""
     at_most = concurrency.embedded(search.workers) if place.embedded else None
     # Ray warns of the many processes that run beside the workers of each trial, which take no CPU.
     os.environ.setdefault("RAY_worker_maximum_startup_concurrency", str((at_most or 1) * (search.workers + 4)))
@@ -225,7 +225,7 @@ def _search(args: argparse.Namespace, place: session.Place, search: Search, ledg
 
 
 def check_place(search: Search, place: session.Place, trial: Trial) -> None:
-    """Look whether what a trial needs beside capacity is there, as far as it can be seen from here.
+    """Check that what a trial needs beside capacity is there, as far as it can be seen from here.
 
     Raises:
         WorkloadError: its data or the search's storage is out of reach, or no results can be written here.

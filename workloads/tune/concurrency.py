@@ -12,7 +12,7 @@ from workloads.reporting.progress import counted
 
 
 def embedded(workers: int) -> int:
-    """Trials that an embedded Ray is started for: as many as this machine's cores hold, but one in any case."""
+    """Trials that an embedded Ray is started for: as many as this machine's cores hold, but at least one."""
     return max(1, len(os.sched_getaffinity(0)) // workers)
 
 

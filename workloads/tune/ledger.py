@@ -28,7 +28,7 @@ Status = Literal["complete", "stopped", "failed", "unfinished"]
 """`stopped` was worse than its peers at a milestone; `unfinished` has no outcome and goes on when the search does."""
 
 METRICS = {"val/accuracy": "max", "val/loss": "min"}
-"""What a search can go by, and which way is better."""
+"""Metrics that a search can rank trials by, and which direction is better."""
 
 Epoch = dict[str, float]
 """One epoch's end: `epoch`, and what was measured."""
@@ -200,7 +200,7 @@ def _refuse_another(kept: dict[str, Any], plan: Plan, uri: str) -> None:
 
 
 def _fields(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """What a written plan says but for its trials, one level deep: `base.epochs`, `space.seed`, `metric`."""
+    """The values of a written plan except its trials, one level deep: `base.epochs`, `space.seed`, `metric`."""
     parts = ("base", "space")
     nested = {f"{part}.{name}": value for part in parts for name, value in plan.get(part, {}).items()}
     return nested | {name: value for name, value in plan.items() if name not in (*parts, "trials")}

@@ -26,13 +26,13 @@ from workloads.convnext.config import TrainConfig
 from workloads.errors import UsageError
 
 MAX_TRIALS = 10_000
-"""More are taken for a mistake: each costs seconds of start-up alone."""
+"""More are taken for a mistake: the start of each alone costs seconds."""
 
 ATTEMPTS = 1_000
-"""Draws before a trial unlike all others counts as not to be found."""
+"""Draws after which no trial that differs from all others is expected."""
 
 SUFFIXES = (".yaml", ".yml", ".json")
-"""A space file's name ends in one of these, by which `submit` knows that the file has to travel with the job."""
+"""Endings of a space file's name, by which `submit` recognises a file that must travel with the job."""
 
 KINDS = {
     "choice": "any number of values",

@@ -185,7 +185,7 @@ class Comparison:
     differences: tuple[str, ...]
     """In versions, image and variables: what may be the reason."""
     lacking: tuple[str, ...]
-    """What the second side has not of the first, and why it stopped before its end."""
+    """What the second side lacks of the first, and why it stopped before its end."""
     left_out: tuple[str, ...]
     """The same of the first side."""
 
@@ -257,7 +257,7 @@ def _taken(verdict: Mapping[str, Any]) -> str:
 
 
 def _check(key: StageKey, runs: Sequence[_StageResult]) -> None:
-    """Refuse what was measured on different things, or is no measurement: a wrong result may be a fast one."""
+    """Refuse measurements of different things, and wrong results, which may be fast ones."""
     for run in runs:
         if wrong := sum(row.wrong for row in run.rows):
             raise UsageError(
@@ -277,7 +277,7 @@ def _check(key: StageKey, runs: Sequence[_StageResult]) -> None:
 
 
 def _comparable(measured: Measured) -> dict[str, object]:
-    """Without these alike times cannot be compared, by their names for people."""
+    """Conditions that must be alike for times to be compared, by their names for people."""
     conditions = measured.conditions
     ranks = counted(conditions.ranks // conditions.nodes, "rank")
     return {

@@ -15,7 +15,7 @@ from workloads.nccl.results.thresholds import Judgement
 
 @dataclass(frozen=True)
 class JudgedStage:
-    """One stage, and what it is taken for."""
+    """One stage and its judgement."""
 
     measured: Measured
     verdict: Verdict

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 ALGORITHMS = ("ring", "tree", "nvls")
-"""Among which NCCL chooses; `nvls` on several nodes is its NVLSTree."""
+"""Algorithms among which NCCL chooses; `nvls` on several nodes is its NVLSTree."""
 
 COLLECTIVES = ("all_reduce", "all_gather")
 
@@ -163,7 +163,7 @@ class PredictedStep:
     communication: float
     """All its collectives together."""
     exposed: float
-    """What of them the backward pass does not hide."""
+    """The part of them that the backward pass does not hide."""
 
 
 def step(work: Work, nodes: int, gpus_per_node: int, all_reduce: Collective) -> PredictedStep:
@@ -188,7 +188,7 @@ def step(work: Work, nodes: int, gpus_per_node: int, all_reduce: Collective) -> 
 
 
 def efficiency(work: Work, found: PredictedStep) -> float:
-    """Images per second of a GPU in the crowd over those of one alone."""
+    """Images per second of a GPU among many over those of a single GPU."""
     return work.alone / found.seconds
 
 
