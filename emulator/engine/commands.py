@@ -349,7 +349,7 @@ def refuse_encryption(stack_file: Path) -> None:
     try:
         content = yaml.safe_load(stack_file.read_text()) or {}
     except (yaml.YAMLError, ValueError) as error:  # an invalid date is a ValueError
-        raise EmulatorError(f"{stack_file.name} is no valid YAML: {error}") from None
+        raise EmulatorError(f"{stack_file.name} is not valid YAML: {error}") from None
     if found := [key for key in _ENCRYPTION if key in content]:
         name, lines = stack_file.name, "the line" if len(found) == 1 else "the lines"
         raise EmulatorError(

@@ -102,7 +102,7 @@ def test_an_interrupted_command_leaves_nothing_running_and_no_half_cloud(
             "oasis:nmae: x\n  oasis:ray: {dashboard_port: eight}",
             ["2 settings need a change", "oasis:nmae is no setting", "oasis:ray.dashboard_port is 'eight'"],
         ),
-        ("oasis:build: {}", "oasis:build: {", ["Pulumi.local.yaml is no valid YAML"]),
+        ("oasis:build: {}", "oasis:build: {", ["Pulumi.local.yaml is not valid YAML"]),
         (
             "config:\n",
             "encryptionsalt: v1:6x9=:v1:k\nconfig:\n",

@@ -236,7 +236,7 @@ def test_the_engine_and_the_next_up_find_the_program_itself(state: State, monkey
     [
         ("encryptionsalt: v1:6x9=:v1:k\n", r"has encryptionsalt, .*Remove the line \(.*git checkout Pulumi\.local"),
         ("secretsprovider: passphrase\nencryptedkey: x\n", r"has encryptedkey and secretsprovider, .*the lines"),
-        ("name: {\n", r"Pulumi\.local\.yaml is no valid YAML: while parsing"),
+        ("name: {\n", r"Pulumi\.local\.yaml is not valid YAML: while parsing"),
     ],
 )
 def test_a_foreign_encryption_or_a_broken_file_is_named_before_any_engine_starts(
