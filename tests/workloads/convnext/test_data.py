@@ -12,10 +12,12 @@ import os
 import pickle
 import resource
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
 import threading
+import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,7 +29,7 @@ import psutil
 import pytest
 import simplejpeg
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 from torchvision.transforms.v2 import functional
 
@@ -40,7 +42,7 @@ from workloads.convnext.config import TrainConfig
 from workloads.convnext.images import data, stream
 from workloads.convnext.images.data import ResidentImages, sources, stores
 from workloads.convnext.images.folder import FolderPictures, image_files
-from workloads.convnext.images.framing import Box
+from workloads.convnext.images.framing import Box, Framing
 from workloads.convnext.images.location import SYNTHETIC, check_data, fetched
 from workloads.convnext.images.pack import Picture, write_split
 from workloads.convnext.images.pictures import square
@@ -357,6 +359,19 @@ def odd_pictures() -> Iterator[tuple[str, bytes, tuple[int, int, int]]]:
     yield "bilevel", saved(Image.new("1", (8, 8), 1)), (255, 255, 255)
     yield "palette", saved(red.quantize(4)), (200, 40, 40)
     yield "16-bit grey", saved(Image.fromarray(np.full((8, 8), 77 * 257, dtype=np.uint16))), (77, 77, 77)
+    # Pillow writes no colours of 16 bits: one red pixel of (200, 40, 40), each level as two equal bytes.
+    raw = zlib.compress(b"\0" + bytes([200, 200, 40, 40, 40, 40]))
+    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", raw), (b"IEND", b""))
+    yield (
+        "16-bit colours",
+        b"\x89PNG\r\n\x1a\n"
+        + b"".join(
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+            for kind, data in chunks
+        ),
+        (200, 40, 40),
+    )
     yield "alpha", saved(half), (227, 127, 127)
     yield "grey and alpha", saved(Image.new("LA", (8, 8), (10, 0))), (255, 255, 255)
     yield "transparent palette", saved(Image.new("P", (8, 8), 0), transparency=0), (255, 255, 255)
@@ -409,6 +424,32 @@ def test_of_a_jpeg_the_part_is_what_pillow_decodes(options: dict[str, Any]) -> N
         part = torch.from_numpy(np.array(picture))[10:70, 5:115].permute(2, 0, 1)
     expected = functional.resize(part, [64, 64], antialias=True).permute(1, 2, 0)
     assert torch.equal(square(One(content), 0, lambda *_: (10, 5, 60, 110), side=64), expected)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("scale", [1, 2])
+def test_a_picture_that_its_file_says_to_turn_is_turned(scale: int, kind: str) -> None:
+    for orientation in range(9):  # 0 is none
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = orientation
+        content = saved(waves(96, 64), kind, exif=exif)
+        with Image.open(io.BytesIO(content)) as picture:
+            upright = torch.from_numpy(np.array(ImageOps.exif_transpose(picture))).permute(2, 0, 1)
+        part = [4, 8, 48, 40]
+        side = 32 // scale
+        expected = functional.resize(functional.crop(upright, *part), [side, side], antialias=True).permute(1, 2, 0)
+        found = square(One(content), 0, lambda *_: (4, 8, 48, 40), side)
+        assert (found.int() - expected.int()).abs().max() <= (2 if scale == 1 else 14), orientation
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_a_picture_of_one_pixel_and_one_that_is_a_line_fill_the_square(kind: str) -> None:
+    for size in ((1, 1), (1, 300), (300, 1)):
+        content = saved(Image.new("RGB", size, (200, 40, 40)), kind, quality=100)
+        for train in (True, False):
+            framing = Framing(small(augmentation="crop-flip"), train)
+            found = square(One(content), 0, lambda *shape, framing=framing: framing(*shape, seed=3), side=32)
+            assert found.shape == (32, 32, 3) and (found.int() - torch.tensor([200, 40, 40])).abs().max() <= 3
 
 
 @pytest.mark.parametrize("times", [2, 4, 8, 11])
@@ -498,7 +539,7 @@ def test_a_class_without_images_or_unknown_to_training_is_named(tmp_path: Path) 
     assert "class 'cow' has no images" in refusal(DataIntegrityError, named)
 
 
-DAMAGE = ("empty", "no image", "PNG cut short", "JPEG cut short", "bomb")
+DAMAGE = ("empty", "no image", "PNG cut short", "JPEG cut short", "JPEG bomb", "bomb")
 
 
 @pytest.mark.parametrize(
@@ -512,11 +553,15 @@ def test_an_image_that_does_not_decode_is_named(tmp_path: Path, damage: str, cha
     torn = root / "train" / "a" / "2.png"
     bomb = bytearray(torn.read_bytes())
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2  # width and height in the header
+    jpeg = bytearray(encoded(2, "JPEG"))
+    size = jpeg.index(b"\xff\xc0") + 5  # in the frame's header
+    jpeg[size : size + 4] = (60_000).to_bytes(2, "big") * 2
     contents = {
         "empty": b"",
         "no image": b"no image at all",
         "PNG cut short": torn.read_bytes()[:900],
         "JPEG cut short": encoded(2, "JPEG")[:-200],
+        "JPEG bomb": bytes(jpeg),
         "bomb": bytes(bomb),
     }
     torn.write_bytes(contents[damage])
