@@ -24,7 +24,7 @@ from workloads.convnext.run import train
 RESULTS = Path(__file__).with_suffix(".json")
 TRIALS = Trials(Path(".oasis/benchmarks/kills.jsonl"))
 
-COMPARED = {"killed", "unforked"}
+COMPARED = {"killed", "streamed", "unforked"}
 """Parts whose runs end bit for bit like a run that nobody kills."""
 UNFORKED = {"unforked", "baseline"}
 """Parts whose workers have imports of their own."""
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser(RESULTS, __doc__)
     for option, count, told in (
         ("--runs", 20, f"runs killed {KILLS_PER_RUN} times each"),
+        ("--streamed", 10, "such runs whose images are decoded by processes of their own, which die with their rank"),
         ("--unforked", 4, "such runs whose workers Ray starts one by one, with imports of their own"),
         ("--schedules", 20, "runs on two numbers of ranks, killed on each"),
         ("--absent", 5, "runs with a rank that stays away"),
@@ -50,8 +51,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(given: argparse.Namespace) -> None:
     """Run what is missing: on one Ray whose workers are forked, and on one that starts them in Ray's own way."""
-    counts = {"killed": given.runs, "resized": given.schedules, "absent": given.absent, "unforked": given.unforked}
-    missing = TRIALS.missing(counts | {"drivers": int(given.drivers > 0), "baseline": int(given.baseline > 0)})
+    counts = {"killed": given.runs, "streamed": given.streamed, "resized": given.schedules, "absent": given.absent}
+    counts |= {"unforked": given.unforked, "drivers": int(given.drivers > 0), "baseline": int(given.baseline > 0)}
+    missing = TRIALS.missing(counts)
     if not missing:
         return
     place, code = session.prepare(), commit()  # before anything that imports Ray
@@ -167,6 +169,7 @@ def _totals(records: Sequence[Record]) -> Record:
 
 PARTS: dict[str, Callable[[Sequence[Record]], Record]] = {
     "killed": _killed,
+    "streamed": _killed,
     "unforked": _killed,
     "resized": _resized,
     "absent": _absent,

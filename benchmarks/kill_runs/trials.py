@@ -100,6 +100,9 @@ def _trial(bench: Bench, trial: Trial, given: argparse.Namespace, expected: str)
     match part:
         case "killed" | "unforked":
             return killed_run(bench, name, KILLS_PER_RUN, chance, expected)
+        case "streamed":
+            # Unaltered, streamed images are the resident ones, so the run must end like that of resident ones.
+            return killed_run(bench, name, KILLS_PER_RUN, chance, expected, resident=False, loader_workers=1)
         case "resized":
             return resized_run(bench, name, chance)
         case "absent":
@@ -117,9 +120,9 @@ def undisturbed(bench: Bench, name: str) -> str:
     return final_state(run)
 
 
-def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expected: str) -> Record:
+def killed_run(bench: Bench, name: str, kills: int, chance: random.Random, expected: str, **changes: Any) -> Record:
     """One run, with some kills at random moments."""
-    run = bench.run(name, bench.config(epochs=EPOCHS))
+    run = bench.run(name, bench.config(epochs=EPOCHS, **changes))
     seen = RunObservation(Path(f"{run.folder.path}-observed"))
     done: list[dict[str, float]] = []
 
