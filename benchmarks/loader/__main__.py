@@ -1,7 +1,8 @@
 """Times the way from JPEGs on disk to altered images beside other loaders: `python -m benchmarks.loader`.
 
-Ours, torchvision's, timm's and webdataset's take turns in one process on one core, on the same pictures and by the same
-recipe, each as its documentation sets it up: crop, mirror, RandAugment, erasing, mixing. `host`: as far as the loader's
+Ours, torchvision's, timm's and webdataset's take turns in one process on one core, on the same pictures, each as its
+documentation sets it up: crop, mirror, RandAugment, erasing, mixing. timm resizes bicubically and has operations of its
+own; webdataset has torchvision's. `host`: as far as the loader's
 processes go. `whole`: with what follows on the device, here the same core, which a GPU spares. Images per second of
 processor time, medians of the rounds; `times` is ours over theirs, round by round. Then two processes of ours and of
 torchvision's: seconds until the first batch is there, and memory. Results go to benchmarks/loader.json.
@@ -11,10 +12,12 @@ torchvision's: seconds until the first batch is there, and memory. Results go to
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +156,10 @@ def rates(data: Path, images: int, rounds: int) -> Record:
     return found
 
 
-def started(data: Path, loader: Loader) -> tuple[float, float]:
+def started(data: Path, name: str) -> tuple[float, float]:
     """Seconds until two processes have given the first batch, and MiB of each, shared pages by their share."""
     begun = time.monotonic()
-    batches = iter(loader(data, False, 2))
+    batches = iter(LOADERS[name](data, False, 2))
     next(batches)
     seconds = time.monotonic() - begun
     family = psutil.Process().children(recursive=True)
@@ -165,6 +168,12 @@ def started(data: Path, loader: Loader) -> tuple[float, float]:
     for _ in batches:
         pass
     return seconds, memory
+
+
+def apart(data: Path, name: str) -> tuple[float, float]:
+    """`started` in a process of its own, which has not started a server for decoders before."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(started, data, name).result()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -187,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = conditions() | {"pictures": given.each * CLASSES}
         found |= rates(data, given.each * CLASSES, given.rounds)
         for name in ("oasis", "torchvision"):
-            starts = [started(data, LOADERS[name]) for _ in range(given.rounds)]
+            starts = [apart(data, name) for _ in range(given.rounds)]
             found[f"two processes of {name}"] = {
                 what: median_and_range(values)
                 for what, values in zip(

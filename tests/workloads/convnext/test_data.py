@@ -8,6 +8,7 @@ import gc
 import io
 import itertools
 import json
+import multiprocessing
 import os
 import pickle
 import resource
@@ -50,7 +51,7 @@ from workloads.convnext.images.sampling import Batch, Slot, Source, slots
 from workloads.convnext.images.shards import CLASS_NAMES, INDEX_SUFFIX, ShardPictures, index_path
 from workloads.convnext.images.stream import StreamedImages, streamed
 from workloads.convnext.run import train_group
-from workloads.errors import DataIntegrityError, PlaceError, UsageError, WorkloadError
+from workloads.errors import DataIntegrityError, LostProcessError, PlaceError, UsageError, WorkloadError
 
 
 def small(**changes: Any) -> TrainConfig:
@@ -314,7 +315,7 @@ class OnGpu(Tensor):
 
 
 @pytest.mark.parametrize("on_gpu", [True, False])
-def test_indices_of_resident_images_go_to_a_gpu_once_from_pinned_memory_and_are_not_waited_for(
+def test_indices_of_resident_images_go_to_a_gpu_from_pinned_memory_and_are_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, on_gpu: bool
 ) -> None:
     pinned: list[Slot] = []
@@ -429,7 +430,7 @@ def test_of_a_jpeg_the_part_is_what_pillow_decodes(options: dict[str, Any]) -> N
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("scale", [1, 2])
 def test_a_picture_that_its_file_says_to_turn_is_turned(scale: int, kind: str) -> None:
-    for orientation in range(9):  # 0 is none
+    for orientation in (*range(9), 9, 65535):  # 0 and what is beyond 8 are none
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = orientation
         content = saved(waves(96, 64), kind, exif=exif)
@@ -480,7 +481,7 @@ def test_a_part_with_pixels_to_spare_is_decoded_at_a_smaller_scale_and_looks_the
     assert difference.mean() < 2 and difference.max() < 12, (difference.mean(), difference.max())
 
 
-def test_a_shard_is_opened_once_by_each_process_and_no_more_than_half_of_the_open_files_are_shards(
+def test_a_shard_is_opened_once_by_each_process_and_no_more_than_a_quarter_of_the_open_files_are_of_a_split(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = ShardPictures(shard_folder(tmp_path, [0, 1] * 6) / "train", None)
@@ -494,7 +495,7 @@ def test_a_shard_is_opened_once_by_each_process_and_no_more_than_half_of_the_ope
     assert [store.read(index) for index in reversed(range(12))] == contents[::-1]
     assert len(opened) == len(shards)
     copy = pickle.loads(pickle.dumps(store))
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (4, 4))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8, 8))
     assert [copy.read(index) for index in (*range(12), 0)] == [*contents, contents[0]]
     assert len(copy._open) == 2
 
@@ -539,7 +540,15 @@ def test_a_class_without_images_or_unknown_to_training_is_named(tmp_path: Path) 
     assert "class 'cow' has no images" in refusal(DataIntegrityError, named)
 
 
-DAMAGE = ("empty", "no image", "PNG cut short", "JPEG cut short", "JPEG bomb", "bomb")
+DAMAGE = (
+    "empty",
+    "no image",
+    "PNG cut short",
+    "JPEG cut short",
+    "odd JPEG header",
+    "JPEG bomb",
+    "bomb",
+)
 
 
 @pytest.mark.parametrize(
@@ -562,6 +571,7 @@ def test_an_image_that_does_not_decode_is_named(tmp_path: Path, damage: str, cha
         "PNG cut short": torn.read_bytes()[:900],
         "JPEG cut short": encoded(2, "JPEG")[:-200],
         "JPEG bomb": bytes(jpeg),
+        "odd JPEG header": b"\xff\xd8\xff\xe0\x00\x04ab\xff\xe1\x00\x08Exif\0\0" + encoded(2, "JPEG")[2:-200],
         "bomb": bytes(bomb),
     }
     torn.write_bytes(contents[damage])
@@ -724,6 +734,29 @@ def test_a_loader_process_that_is_killed_ends_the_run_with_what_to_do(
         signal.signal(signal.SIGCHLD, handler)
     assert "a process that decodes images has died" in problem
     assert "larger /dev/shm" in remedy
+
+
+@pytest.mark.thorough
+def test_a_loader_process_that_is_killed_between_two_passes_is_told_of_alike(tmp_path: Path) -> None:
+    root = image_folder(tmp_path, {"train": {"a": 4}, "val": {"a": 1}})
+    train, val = sources(small(loader_workers=1), root, CPU)
+    before = set(multiprocessing.active_children())
+    everything(train)
+    (decoder,) = set(multiprocessing.active_children()) - before
+    assert decoder.pid is not None
+    os.kill(decoder.pid, signal.SIGKILL)
+    decoder.join()
+    with pytest.raises(LostProcessError, match="a process that decodes images has died"):
+        everything(val)
+
+
+def test_an_epoch_that_was_given_up_does_not_go_on_with_what_came_after_it(tmp_path: Path) -> None:
+    train, val = sources(small(), image_folder(tmp_path, {"train": {"a": 8}, "val": {"a": 4}}), CPU)
+    first = train.batches(slots(torch.arange(8), 4, 0, 1), 0)
+    next(first)
+    everything(val)
+    with pytest.raises(RuntimeError, match="begun with other images"):
+        next(first)
 
 
 DECODING = """

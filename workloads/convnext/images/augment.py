@@ -55,7 +55,8 @@ class DeviceAugmentation:
         self._deviation = torch.tensor(DEVIATION, device=device).view(1, 3, 1, 1)
         self._draws = torch.arange(len(Draw), device=device).view(-1, 1)
         fill = [round(level) for level in MEAN]
-        self._randaugment = RandAugment(config.randaugment, config.image_size, fill, device)
+        magnitude = config.randaugment
+        self._randaugment = RandAugment(magnitude, config.image_size, fill, device) if magnitude else None
         self._mixup = beta_quantiles(config.mixup, device)
         self._cutmix = beta_quantiles(config.cutmix, device)
         self._cut_share = config.cutmix and (0.5 if config.mixup else 1.0)
@@ -84,7 +85,7 @@ class DeviceAugmentation:
         on_host, indices = indices, indices.to(self._device, non_blocking=True)
         if config.augmentation != "none":
             images = self._moved(images, indices, epoch)
-        if config.randaugment:
+        if self._randaugment:
             draws = [chance(on_host, config.seed, epoch, draw) for draw in (Draw.RANDAUGMENT, Draw.RANDAUGMENT_AGAIN)]
             images = self._randaugment(images, draws)
         pixels = self.normalise(images)

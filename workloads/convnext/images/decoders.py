@@ -24,7 +24,7 @@ import torch
 
 Value = TypeVar("Value")
 
-IMPORTED = ["PIL.Image", "scipy.special", "simplejpeg", "torch.utils.data", "torchvision.transforms.v2"]
+IMPORTED = ["PIL.Image", "simplejpeg", "torch.utils.data", "torchvision.transforms.v2"]
 """What the server imports once for all that it forks. None of this package: the server finds what Python is installed
 with, and a fork has the rank's search path."""
 

@@ -95,7 +95,7 @@ def square(store: PictureStore, index: int, frame: Callable[[int, int], Box], si
     content = store.read(index)
     try:
         pixels, (top, left, height, width) = _jpeg(content, frame, side)
-    except ValueError:
+    except (ValueError, *DAMAGE):
         # No JPEG, one of a kind that simplejpeg does not decode, or a damaged one: Pillow's answer counts, and its
         # pixels are the same, as both decode by libjpeg-turbo.
         pixels = np.array(_decoded(content, store, index))
@@ -128,14 +128,16 @@ def _orientation(content: bytes) -> int:
     if b"Exif\0\0" not in content[:EXIF_WITHIN]:
         return 1
     with Image.open(io.BytesIO(content), formats=("JPEG",)) as picture:
-        return int(picture.getexif().get(ExifTags.Base.Orientation, 1))
+        found = picture.getexif().get(ExifTags.Base.Orientation)
+    return found if found in UPRIGHT else 1
 
 
 def _decoded(content: bytes, store: PictureStore, index: int) -> Image.Image:
     try:
         picture = Image.open(io.BytesIO(content), formats=("JPEG", "PNG"))
         picture.load()
-        return _rgb(ImageOps.exif_transpose(picture))
+        ImageOps.exif_transpose(picture, in_place=True)
+        return _rgb(picture)
     except DAMAGE as error:
         reason = "neither JPEG nor PNG" if isinstance(error, UnidentifiedImageError) else str(error)
         raise DataIntegrityError(

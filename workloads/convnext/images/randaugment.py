@@ -22,7 +22,7 @@ Operation = Callable[[Tensor], Tensor]
 
 
 class RandAugment:
-    """Two or more operations in a row on each image of a batch."""
+    """Random operations, one after the other, on each image of a batch."""
 
     def __init__(self, magnitude: int, side: int, fill: Sequence[int], device: torch.device) -> None:
         """Prepare the operations.

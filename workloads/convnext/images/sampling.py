@@ -52,7 +52,7 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
-        """The slots' images in the order of the slots, in the parts that this epoch sees, not yet altered."""
+        """The slots' images in the order of the slots: the part of each that this epoch shows, not yet altered."""
         ...
 
 

@@ -11,7 +11,7 @@ import os
 import resource
 import tarfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -246,7 +246,7 @@ class ShardPictures:
         """Descriptor of a shard, which stays open: on a mount, opening and closing it costs a picture more calls than
         reading it does."""
         if shard not in self._open:
-            if len(self._open) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+            if len(self._open) >= resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4:  # of each split
                 os.close(self._open.pop(next(iter(self._open))))
             self._open[shard] = os.open(self._shards[shard], os.O_RDONLY)
         return self._open[shard]
@@ -254,9 +254,9 @@ class ShardPictures:
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_open": {}}  # another process opens them for itself
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # at an interpreter's end `os` may be gone
         for descriptor in getattr(self, "_open", {}).values():  # which a split that was refused may not have
-            os.close(descriptor)
+            close(descriptor)
 
 
 def _class_names(file: Path) -> Sequence[str]:

@@ -5,8 +5,9 @@ The death of a process is a LostProcessError: the run resumes from its newest ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ Visit = tuple[int, int, int]
 """A split, one of its images, and the seed of the choice of its part."""
 
 Decoded = tuple[Tensor, int]
+Answer = TypeVar("Answer")
 
 
 class _Pictures(Dataset[Decoded | WorkloadError]):
@@ -91,10 +93,11 @@ class _Visits(Iterable[list[Visit]]):
         self.epoch = 0
 
     def __iter__(self) -> Iterator[list[Visit]]:
+        split, epoch = self.split, self.epoch
         for slot in self.slots:
             for part in slot.indices.split(PART):
-                seeds = chance(part, self._seed, self.epoch, Draw.FRAME)
-                yield [(self.split, *visit) for visit in zip(part.tolist(), seeds.tolist(), strict=True)]
+                seeds = chance(part, self._seed, epoch, Draw.FRAME)
+                yield [(split, *visit) for visit in zip(part.tolist(), seeds.tolist(), strict=True)]
 
 
 class _Loader:
@@ -119,9 +122,25 @@ class _Loader:
     def fetched(self, split: int, slots: Sequence[Slot], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The parts of the slots in their order; what another iterator has not given yet is given up."""
         self._visits.split, self._visits.slots, self._visits.epoch = split, slots, epoch
-        loader = iter(self._loader)
-        while True:
-            yield _next(loader, self._apart)
+        self._turn = mine = object()
+        loader = self._told(lambda: iter(self._loader))
+        while self._turn is mine:
+            yield _checked(self._told(lambda: next(loader)))
+        raise RuntimeError("the loader has begun with other images")
+
+    def _told(self, ask: Callable[[], Answer]) -> Answer:
+        """What the loader answers; raises LostProcessError if one of its processes has died."""
+        try:
+            return ask()
+        except (RuntimeError, OSError, EOFError) as error:
+            # A process was killed, for want of memory as a rule. torch has no type for it, but a sentence; or a batch's
+            # memory can no longer be had from the dead, an error of sockets. A store's own errors are returned.
+            if not self._apart or (isinstance(error, RuntimeError) and not str(error).startswith(DEATHS)):
+                raise
+            raise LostProcessError(
+                f"a process that decodes images has died: {first_line(error)}",
+                "Give the pod more memory and a larger /dev/shm, or lower the recipe's loader_workers.",
+            ) from error
 
 
 class StreamedImages:
@@ -178,17 +197,3 @@ def _checked(batch: tuple[Tensor, Tensor] | WorkloadError) -> tuple[Tensor, Tens
         # Its traceback would refer to this frame and this frame to it; freed as a cycle, a loader loses its queues
         # before it has told its processes to end, and waits five seconds for each.
         del batch
-
-
-def _next(fetched: Iterator[tuple[Tensor, Tensor] | WorkloadError], apart: bool) -> tuple[Tensor, Tensor]:
-    try:
-        return _checked(next(fetched))
-    except (RuntimeError, OSError, EOFError) as error:
-        # A process was killed, for want of memory as a rule. torch has no type for it, but a sentence; or a batch's
-        # memory can no longer be had from the dead, which is an error of sockets. A store's own errors are returned.
-        if not apart or (isinstance(error, RuntimeError) and not str(error).startswith(DEATHS)):
-            raise
-        raise LostProcessError(
-            f"a process that decodes images has died: {first_line(error)}",
-            "Give the pod more memory and a larger /dev/shm, or lower the recipe's loader_workers.",
-        ) from error
