@@ -571,7 +571,7 @@ def test_an_image_that_does_not_decode_is_named(tmp_path: Path, damage: str, cha
         "PNG cut short": torn.read_bytes()[:900],
         "JPEG cut short": encoded(2, "JPEG")[:-200],
         "JPEG bomb": bytes(jpeg),
-        "odd JPEG header": b"\xff\xd8\xff\xe0\x00\x04ab\xff\xe1\x00\x08Exif\0\0" + encoded(2, "JPEG")[2:-200],
+        "odd JPEG header": b"\xff\xd8\xff\xe0\x00\x07JFIF\0\xff\xe1\x00\x08Exif\0\0" + encoded(2, "JPEG")[2:-200],
         "bomb": bytes(bomb),
     }
     torn.write_bytes(contents[damage])
