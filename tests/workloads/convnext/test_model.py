@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 import torch._inductor.config as inductor
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.models.convnext import CNBlockConfig, ConvNeXt
 
 from tests.support.training import CPU, small
 from workloads.convnext.config import STAGES
+from workloads.convnext.kernels import depthwise
 from workloads.convnext.learning import execution
-from workloads.convnext.learning.model import AveragedWeights, Block, StochasticDepth, build, parameter_groups
+from workloads.convnext.learning.model import (
+    AveragedWeights,
+    Block,
+    StochasticDepth,
+    build,
+    depthwise_shapes,
+    parameter_groups,
+    use_ours,
+)
 
 
 def grown(model: nn.Module) -> nn.Module:
@@ -91,6 +105,53 @@ def test_the_average_follows_the_weights_and_takes_their_place_only_for_a_while(
     # Early on the average would still be the initial weights: its decay begins at 2/11.
     average.update(step=1)
     assert average.state()[0].item() == pytest.approx(8 - 4 * 2 / 11)
+
+
+@contextmanager
+def cudas_autocast() -> Iterator[None]:
+    """bf16 by CUDA's lists of operators, which differ from the CPU's: there layer_norm gives fp32, here bf16.
+
+    `torch.autocast` turns itself off where there is no GPU; fake tensors need none.
+    """
+    before = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", before)
+        torch.clear_autocast_cache()
+
+
+class Operators(TorchDispatchMode):
+    """Counts the calls of each operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func] += 1
+        return func(*args, **kwargs or {})
+
+
+def test_on_a_gpu_in_bf16_all_36_blocks_of_convnext_base_give_bf16_and_convolve_by_our_kernel() -> None:
+    with torch.device("meta"):
+        model = build("base", classes=1000, seed=0)
+    use_ours(model, [channels for channels, _ in depthwise_shapes("base", 224)])
+    given = []
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.register_forward_hook(lambda _, images, out: given.append((out.dtype, out.device.type)))
+    with FakeTensorMode(), cudas_autocast(), Operators() as operators:
+        weights = {
+            name: torch.empty_strided(weight.shape, weight.stride(), device="cuda:0")
+            for name, weight in model.named_parameters()
+        }
+        functional_call(model, weights, torch.empty(256, 3, 224, 224, device="cuda:0"))
+    assert given == [(torch.bfloat16, "cuda")] * 36
+    assert operators.calls[depthwise.depthwise._opoverload] == 36
 
 
 @pytest.mark.thorough

@@ -106,14 +106,6 @@ def test_a_convolution_of_patches_is_a_matrix_product(side: int, channels: int, 
     assert torch.allclose(patches.multiplied(images), patches(images))
 
 
-def test_in_bf16_what_blocks_add_to_is_bf16_and_in_fp32_it_is_fp32() -> None:
-    block = architecture.Block(8, 1e-6, 0.0)
-    images = torch.randn(1, 8, 4, 4)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert block(block(images)).dtype == torch.bfloat16
-    assert block(images).dtype == torch.float32
-
-
 SHAPE = (24, 8)
 
 
