@@ -23,6 +23,7 @@ from workloads.convnext.learning import execution
 from workloads.convnext.learning.model import (
     AveragedWeights,
     Block,
+    Norm,
     StochasticDepth,
     build,
     depthwise_shapes,
@@ -136,22 +137,37 @@ class Operators(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_on_a_gpu_in_bf16_all_36_blocks_of_convnext_base_give_bf16_and_convolve_by_our_kernel() -> None:
+def test_on_a_gpu_in_bf16_all_36_blocks_of_convnext_base_take_and_give_bf16_and_convolve_by_our_kernel() -> None:
     with torch.device("meta"):
         model = build("base", classes=1000, seed=0)
     use_ours(model, [channels for channels, _ in depthwise_shapes("base", 224)])
     given = []
     for module in model.modules():
         if isinstance(module, Block):
-            module.register_forward_hook(lambda _, images, out: given.append((out.dtype, out.device.type)))
+            module.register_forward_hook(
+                lambda _, taken, out: given.append((taken[0].dtype, out.dtype, out.device.type))
+            )
     with FakeTensorMode(), cudas_autocast(), Operators() as operators:
         weights = {
             name: torch.empty_strided(weight.shape, weight.stride(), device="cuda:0")
             for name, weight in model.named_parameters()
         }
         functional_call(model, weights, torch.empty(256, 3, 224, 224, device="cuda:0"))
-    assert given == [(torch.bfloat16, "cuda")] * 36
+    assert given == [(torch.bfloat16, torch.bfloat16, "cuda")] * 36
     assert operators.calls[depthwise.depthwise._opoverload] == 36
+
+
+def test_a_norm_of_bf16_is_computed_in_fp32_and_rounded_once() -> None:
+    norm, images = Norm(128, eps=1e-6), (3 * torch.randn(500, 128, 1, 1)).bfloat16()
+    nn.init.uniform_(norm.weight, 0.5, 1.5)
+    nn.init.uniform_(norm.bias)
+    found = norm(images)
+    exact = norm.double()(images.double())
+    assert found.dtype == torch.bfloat16
+    once = {"rtol": 2**-8, "atol": 1e-5}
+    assert torch.allclose(found.double(), exact, **once)
+    # With weights in bf16 too, as torch's CUDA kernel wants them for such images, these would be rounded besides.
+    assert not torch.allclose(norm.bfloat16()(images).double(), exact, **once)
 
 
 @pytest.mark.thorough
@@ -194,3 +210,24 @@ def test_a_compiled_model_computes_what_an_eager_one_computes() -> None:
         assert len(captured) == 9, "evaluation compiled"
     for name, gradient in eager.items():
         assert torch.allclose(compiled[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max())), name
+
+
+@pytest.mark.thorough
+def test_compiled_in_bf16_a_block_keeps_nothing_of_an_images_size_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = build("nano", classes=10, seed=0).get_submodule("features.1.0")
+    norm = block.get_submodule("block.2")
+    images = torch.randn(2, 24, 16, 16).bfloat16().requires_grad_()
+    kept: list[Tensor] = []
+    # As CUDA's autocast does: the CPU's would norm in bf16.
+    by_torch = norm.forward
+    monkeypatch.setattr(norm, "forward", lambda input: by_torch(input.float()))
+    for backend in ("eager", "aot_eager_decomp_partition"):  # the latter has Inductor's decompositions and partition
+        kept.clear()
+        block.compile(backend=backend, fullgraph=True)
+        with (
+            torch.autocast("cpu", torch.bfloat16),
+            torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor) or tensor, lambda kept: kept),
+        ):
+            block(images)
+        wide = [tensor for tensor in kept if tensor.numel() >= images.numel() and tensor.dtype == torch.float32]
+        assert (len(kept) > 8, len(wide)) == (True, backend == "eager")

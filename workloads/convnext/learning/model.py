@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import skip_init
 from torch.optim.swa_utils import get_ema_multi_avg_fn
-from torchvision.models.convnext import CNBlock, CNBlockConfig, ConvNeXt
+from torchvision.models.convnext import CNBlock, CNBlockConfig, ConvNeXt, LayerNorm2d
 
 from workloads.convnext.config import STAGES, Model
 from workloads.convnext.images.sampling import chance
@@ -66,6 +67,17 @@ class Patches(nn.Conv2d):
         return functional.linear(split.flatten(3), weight, self.bias).permute(0, 3, 1, 2)
 
 
+class Norm(LayerNorm2d):
+    """The layer norm before and after `Patches`, whose result is in its input's precision.
+
+    Autocast computes it in fp32 and leaves it there: in the stem, that would be what the first block adds to. The
+    norm within a block needs no such care, as the product after it rounds its result anyway.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).to(input.dtype)
+
+
 class StochasticDepth:
     """Random skipping of blocks (arXiv 1603.09382): the last block most often, the first never."""
 
@@ -110,7 +122,7 @@ def build(variant: Model, classes: int, seed: int) -> nn.Module:
     ]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = ConvNeXt(stages, num_classes=classes, block=Block)
+        model = ConvNeXt(stages, num_classes=classes, block=Block, norm_layer=partial(Norm, eps=1e-6))
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if isinstance(child, nn.Conv2d):
