@@ -180,6 +180,7 @@ figures: linux $(STAMP)  ## measure what docs/figures.md reports; results go to 
 	@$(PY) -m benchmarks.digits
 	@$(PY) -m benchmarks.step_time
 	@$(PY) -m benchmarks.loader
+	@$(PY) -m benchmarks.kernels
 	@$(PY) -m benchmarks.collectives
 	@$(PY) -m benchmarks.scaling
 	@$(PY) -m benchmarks.tracking
