@@ -164,10 +164,9 @@ def test_a_norm_of_bf16_is_computed_in_fp32_and_rounded_once() -> None:
     found = norm(images)
     exact = norm.double()(images.double())
     assert found.dtype == torch.bfloat16
-    once = {"rtol": 2**-8, "atol": 1e-5}
-    assert torch.allclose(found.double(), exact, **once)
+    assert torch.allclose(found.double(), exact, rtol=2**-8, atol=1e-5)
     # With weights in bf16 too, as torch's CUDA kernel wants them for such images, these would be rounded besides.
-    assert not torch.allclose(norm.bfloat16()(images).double(), exact, **once)
+    assert not torch.allclose(norm.bfloat16()(images).double(), exact, rtol=2**-8, atol=1e-5)
 
 
 @pytest.mark.thorough

@@ -74,8 +74,8 @@ class Norm(LayerNorm2d):
     norm within a block needs no such care, as the product after it rounds its result anyway.
     """
 
-    def forward(self, input: Tensor) -> Tensor:
-        return super().forward(input).to(input.dtype)
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(x.dtype)
 
 
 class StochasticDepth:
