@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._inductor.runtime.cache_dir_utils import cache_dir, triton_cache_dir
 from torch.backends import cuda
 
 from tests.support import gloo
@@ -106,6 +107,32 @@ def test_a_precision_for_gpus_is_said_to_be_none_of_a_cpu_s_and_sets_nothing(swi
     assert (cuda.matmul.fp32_precision, cudnn.fp32_precision) == ("ieee", "ieee")
     with execution.autocast(config, CPU):
         assert not torch.is_autocast_enabled("cpu")
+
+
+def test_what_is_compiled_is_kept_on_scratch_for_all_gpus_unless_the_user_says_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept(**variables: str) -> list[str | None]:
+        with monkeypatch.context() as context:
+            for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+                context.setenv(name, "")  # so that it is restored, whatever is set
+                context.delenv(name)
+            for name, value in variables.items():
+                context.setenv(name, value)
+            execution.configure(small(), CPU)
+            triton_s = {os.environ.get("TRITON_CACHE_DIR", triton_cache_dir(gpu)) for gpu in range(2)}
+            return [cache_dir(), *sorted(triton_s)]
+
+    theirs, scratch = str(tmp_path / "theirs"), tmp_path / "scratch"
+    default = kept(OASIS_SCRATCH_MOUNT=str(scratch))  # which is not there
+    assert default == [default[0], f"{default[0]}/triton/0", f"{default[0]}/triton/1"]
+    scratch.mkdir()
+    ours, kernels = kept(OASIS_SCRATCH_MOUNT=str(scratch))
+    assert Path(ours).parent == scratch and kernels == f"{ours}/triton"
+    # As importing torch's compiler leaves it.
+    assert kept(OASIS_SCRATCH_MOUNT=str(scratch), TORCHINDUCTOR_CACHE_DIR=default[0]) == [ours, kernels]
+    assert kept(OASIS_SCRATCH_MOUNT=str(scratch), TORCHINDUCTOR_CACHE_DIR=theirs) == [theirs, f"{theirs}/triton"]
+    assert kept(OASIS_SCRATCH_MOUNT=str(scratch), TRITON_CACHE_DIR=theirs) == [ours, theirs]
 
 
 def test_what_measures_compiled_code_fails_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

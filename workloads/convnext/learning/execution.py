@@ -8,10 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from workloads.convnext.config import TrainConfig
 from workloads.convnext.kernels import choice
@@ -20,6 +22,7 @@ from workloads.convnext.learning import model as architecture
 from workloads.convnext.learning.model import Block, StochasticDepth
 from workloads.convnext.memory import exhausted
 from workloads.convnext.ranks import gathered
+from workloads.environment import SCRATCH_MOUNT, mount
 from workloads.errors import UsageError, WorkloadFailedError, first_line
 from workloads.reporting.progress import counted
 
@@ -33,6 +36,7 @@ def configure(config: TrainConfig, device: torch.device) -> list[str]:
     Returns:
         Notes for the user on settings that this device cannot provide.
     """
+    _keep_compiled()
     torch.use_deterministic_algorithms(config.deterministic)
     if device.type != "cuda":
         return [f"precision {config.precision} is for GPUs; CPUs compute in fp32"] if config.precision != "fp32" else []
@@ -50,6 +54,21 @@ def configure(config: TrainConfig, device: torch.device) -> list[str]:
     cudnn.fp32_precision = cudnn.conv.fp32_precision = "ieee" if exact else "tf32"
     cudnn.benchmark = not config.deterministic
     return []
+
+
+def _keep_compiled() -> None:
+    """Keep what is compiled on the node's scratch disk, if it has one, for all of the node's ranks.
+
+    By default it is in the container's own file system, where torch keeps Triton's kernels apart by GPU, so that each
+    rank compiles the same ones (torch 2.15, `_inductor/runtime/triton_heuristics.py`).
+    """
+    scratch = Path(mount(SCRATCH_MOUNT))
+    if not (scratch.is_dir() and os.access(scratch, os.W_OK)):
+        return
+    # Importing Dynamo sets it to the default (torch 2.15, `_dynamo/package.py`); another one is the user's.
+    if os.environ.get("TORCHINDUCTOR_CACHE_DIR", default_cache_dir()) == default_cache_dir():
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = f"{scratch}/torchinductor-{os.getuid()}"
+    os.environ.setdefault("TRITON_CACHE_DIR", f"{os.environ['TORCHINDUCTOR_CACHE_DIR']}/triton")
 
 
 def autocast(config: TrainConfig, device: torch.device) -> AbstractContextManager[object]:
