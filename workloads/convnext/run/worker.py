@@ -28,7 +28,7 @@ from workloads.convnext.images.sampling import Source
 from workloads.convnext.kernels.choice import Choice
 from workloads.convnext.learning.loop import Record, Training
 from workloads.convnext.ranks import gathered
-from workloads.convnext.run import end_of_node, train_group
+from workloads.convnext.run import end_of_node, stall, train_group
 from workloads.convnext.run.end_of_node import Notice
 from workloads.convnext.run.reporter import Reporter
 from workloads.errors import DataIntegrityError
@@ -89,6 +89,12 @@ def work(job: dict[str, Any]) -> Record:
         "resumed_from": resumed.name if resumed else None,
         "seconds": time.time() - began,
     }
+
+
+@torch._dynamo.callback.on_compile_end
+def _piece_compiled(_: object) -> None:
+    """Count it as progress: to compile all of the model may take longer than a stall, without a step."""
+    stall.moved()
 
 
 def _splits(config: TrainConfig, device: torch.device) -> tuple[Source, Source]:
