@@ -147,7 +147,7 @@ def test_after_an_interruption_anywhere_the_next_run_finishes_and_nothing_is_the
 def test_a_destroy_after_a_change_was_cut_off_also_takes_what_the_change_had_not_yet_removed(
     standing: OneProcess, tmp_path: Path
 ) -> None:
-    google = standing.configured(FULL, tmp_path / "cut-off")
+    google = standing.configured(changed("oasis:gpu.compute_class", "another", PEERED), tmp_path / "cut-off")
     google.cuts = {1: "killed after"}
     with pytest.raises(Killed):
         google.up()
