@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch._functorch.config as functorch
 import torch._inductor.config as inductor
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
@@ -173,9 +174,9 @@ def test_a_norm_of_bf16_is_computed_in_fp32_and_rounded_once() -> None:
 def test_without_a_compiler_the_model_runs_eager_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, _, _ = execution.executable(small(), 10, CPU, 2)
     monkeypatch.setattr(inductor.cpp, "cxx", ("/nowhere/c++",))
-    monkeypatch.setattr(inductor, "force_disable_caches", True)
-    with pytest.warns(UserWarning, match="force_disable_caches"):
-        model, depth, notes = execution.executable(small(compile=True, drop_path=0.1), 10, CPU, 2)
+    monkeypatch.setattr(inductor, "fx_graph_cache", False)
+    monkeypatch.setattr(functorch, "enable_autograd_cache", False)
+    model, depth, notes = execution.executable(small(compile=True, drop_path=0.1), 10, CPU, 2)
     assert len(notes) == 1
     assert notes[0].startswith("torch.compile does not work here (InductorError: InvalidCxxCompiler: No working C++")
     assert notes[0].endswith("; the model runs eager")
