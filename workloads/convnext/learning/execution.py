@@ -6,15 +6,12 @@ None of these settings changes the result beyond rounding, and the weights keep 
 from __future__ import annotations
 
 import os
-import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -31,9 +28,6 @@ from workloads.reporting.progress import counted
 
 COMPILED_SHAPES = 64
 """Versions of one Python function that torch.compile may keep: ConvNeXt's modules need nine, the default is eight."""
-
-TOLD_SECONDS = 2.0
-"""Waits for other ranks' code that are longer are told."""
 
 
 def configure(config: TrainConfig, device: torch.device) -> list[str]:
@@ -141,57 +135,22 @@ def executable(
     model, depth = _built(config, classes, device, chosen or {})
     if not config.compile:
         return model, depth, []
-    reasons, notes = _in_turn(lambda: _compiled(model, depth, config, device, images), device)
-    problem = _uncompiled(reasons)
-    if problem and fallback:
-        return *_built(config, classes, device, chosen or {}), [f"{problem}; the model runs eager"]
-    if problem:
-        raise WorkloadFailedError(f"{problem}.", "`python -m workloads doctor` checks for a compiler.")
-    if not fallback and not compiled_graphs():
-        raise WorkloadFailedError("torch.compile has compiled nothing.", "Look for a variable that turns it off.")
-    return model, depth, notes
-
-
-def _compiled(
-    model: nn.Module, depth: StochasticDepth | None, config: TrainConfig, device: torch.device, images: int
-) -> str:
-    """Compile the model; returns why that is impossible, empty if it is not."""
+    reason = ""
     try:
         _compile(model)
         _rehearse(model, depth, config, device, images)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # eager mode can run whatever the compiler cannot
-        return f"{type(error).__name__}: {first_line(error)[:200]}"
-    return ""
-
-
-def _in_turn(compiled: Callable[[], str], device: torch.device) -> tuple[list[str], list[str]]:
-    """Compile on every rank; of ranks to which torch's cache gives the same code, first on one. Collective.
-
-    They are those on one device of a node: the ranks of a CPU. The number of the GPU is part of the code and of the
-    cache's keys (torch 2.15, `_inductor/codecache.py`), so that to wait for another GPU's rank would only take time.
-
-    Args:
-        compiled: compiles, and returns why that is impossible, empty if it is not.
-        device: this rank's.
-
-    Returns:
-        The reason of each rank, empty from those that did not try because the first had failed; and what the user
-        should know.
-    """
-    place = socket.gethostname(), str(device)
-    places = gathered(place)
-    leads = places.index(place) == (dist.get_rank() if dist.is_initialized() else 0)
-    begun = time.monotonic()
-    reasons = gathered(compiled() if leads else "")
-    if any(reasons) or len(set(places)) == len(places):
-        return reasons, []
-    middle = time.monotonic()
-    reasons = gathered("" if leads else compiled())
-    first, others = middle - begun, time.monotonic() - middle
-    told = f"the model was compiled on one rank of each node in {first:.0f} s, then on the others in {others:.0f} s"
-    return reasons, [told] if first + others > TOLD_SECONDS else []
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+    problem = _uncompiled(gathered(reason))
+    if problem and fallback:
+        return *_built(config, classes, device, chosen or {}), [f"{problem}; the model runs eager"]
+    if problem:
+        raise WorkloadFailedError(f"{problem}.", "`python -m workloads doctor` checks for a compiler.")
+    if not fallback and not compiled_graphs():
+        raise WorkloadFailedError("torch.compile has compiled nothing.", "Look for a variable that turns it off.")
+    return model, depth, []
 
 
 def _uncompiled(reasons: list[str]) -> str:
