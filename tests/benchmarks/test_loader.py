@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from benchmarks.loader import __main__ as loader
-from benchmarks.loader import photos
+from benchmarks.loader import loaders, photos
 
 
 @pytest.fixture(autouse=True)
@@ -18,8 +18,8 @@ def few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(photos, "TEXTURES", photos.TEXTURES[:2])
     monkeypatch.setattr(photos, "SHAPES", photos.SHAPES[:2])
     monkeypatch.setattr(photos, "LONGEST_SIDE", (100, 0.1))
-    monkeypatch.setattr(loader, "CLASSES", 4)
-    monkeypatch.setattr(loader, "BATCH", 2)
+    monkeypatch.setattr(loaders, "CLASSES", 4)
+    monkeypatch.setattr(loaders, "BATCH", 2)
 
 
 def test_pictures_follow_from_their_seed_and_are_jpegs_of_mixed_sizes(tmp_path: Path) -> None:
