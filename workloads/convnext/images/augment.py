@@ -28,6 +28,12 @@ ERASED_AREA = (0.02, 1 / 3)
 ERASED_RATIO = (0.3, 3.3)
 """Share of the image and height to width of an erased rectangle: arXiv 1708.04896, and torchvision's and timm's."""
 
+OPERATIONS = 2
+"""Operations of RandAugment on an image: its N, as torchvision and timm have it by default."""
+
+RANDAUGMENT_STREAM = 1 << 41
+"""Its draws begin here, far from those of `Draw` and of stochastic depth, which count up with the epochs."""
+
 QUANTILES = 2**14
 """Values that a mixing share can have: finer than a pixel's 256 levels show."""
 
@@ -86,7 +92,8 @@ class DeviceAugmentation:
         if config.augmentation != "none":
             images = self._moved(images, indices, epoch)
         if self._randaugment:
-            draws = [chance(on_host, config.seed, epoch, draw) for draw in (Draw.RANDAUGMENT, Draw.RANDAUGMENT_AGAIN)]
+            first = RANDAUGMENT_STREAM + epoch * OPERATIONS
+            draws = [chance(on_host, config.seed, 0, first + number) for number in range(OPERATIONS)]
             images = self._randaugment(images, draws)
         pixels = self.normalise(images)
         rest = config.label_smoothing / self._classes

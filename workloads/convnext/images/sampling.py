@@ -111,8 +111,6 @@ class Draw(IntEnum):
     MIX_SHARE = 10
     CUT_ROW = 11
     CUT_COLUMN = 12
-    RANDAUGMENT = 13
-    RANDAUGMENT_AGAIN = 14
 
 
 def chance(indices: Tensor, seed: int, epoch: int, draw: int | Tensor) -> Tensor:
