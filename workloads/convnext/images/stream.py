@@ -107,6 +107,7 @@ class _Loader:
         self.pictures = _Pictures(stores, config)
         self.pinned = torch.cuda.is_available()
         self._visits = _Visits(config.seed)
+        self._turn = object()
         self._apart = apart = config.loader_workers > 0 and not config.resident
         self._loader: DataLoader[Decoded | WorkloadError] = DataLoader(
             _Elsewhere(self.pictures) if apart else self.pictures,

@@ -235,11 +235,10 @@ class Training:
     def _learn(self, batch: Batch, meter: Meter, complete: bool) -> None:
         """Add one slot's gradients to the accumulated ones; the last slot of a step reduces them over ranks."""
         slot, epoch = batch.slot, self.position.epoch
-        indices = slot.indices.to(self._device, non_blocking=True)
         weights = slot.weights.to(self._device, non_blocking=True)
         pixels, targets = self._augment(batch.images, batch.labels, slot.indices, epoch)
         if self._depth:
-            self._depth.draw(indices, epoch)
+            self._depth.draw(slot.indices.to(self._device, non_blocking=True), epoch)
         with self._local() if not complete else nullcontext():
             with execution.autocast(self.config, self._device):
                 logits = self._parallel(pixels)
