@@ -65,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--each", type=int, default=3, metavar="N", help="pictures of each class (%(default)s)")
     parser.add_argument("--photos", type=Path, metavar="FOLDER", help="write pictures there, a fifth for validation")
     given = parser.parse_args(arguments)
+    if min(given.rounds, given.each) < 1:
+        parser.error(f"--rounds is {given.rounds} and --each is {given.each}, but both must be at least 1")
+    if given.photos and given.photos.exists() and (not given.photos.is_dir() or any(given.photos.iterdir())):
+        parser.error(f"--photos {given.photos} is there and not an empty folder; name another one")
     if given.photos:
         photos.write(given.photos, given.each, max(1, given.each // 5))
         say(f"wrote {loaders.CLASSES} classes of {given.each} pictures to learn from to {given.photos}")

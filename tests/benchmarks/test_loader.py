@@ -35,6 +35,21 @@ def test_pictures_follow_from_their_seed_and_are_jpegs_of_mixed_sizes(tmp_path: 
     assert again != [content for _, content in photos.pictures(1, seed=1)]
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--rounds", "0"], "--rounds is 0"), (["--each", "-1"], "--each is -1"), (["--photos", "."], "name another one")],
+)
+def test_a_mistake_is_refused_and_what_is_there_is_left(
+    words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").touch()
+    with pytest.raises(SystemExit):
+        loader.main(words)
+    assert said in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["mine"]
+
+
 @pytest.mark.thorough
 def test_each_loader_is_timed_on_both_ways_and_two_processes_of_two_are_started(tmp_path: Path) -> None:
     results = tmp_path / "loader.json"
