@@ -267,8 +267,9 @@ def test_a_search_that_is_at_work_on_another_cluster_is_refused(
     monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
     (tmp_path / "space.yaml").write_text("seed: [1, 2]\n")
     words = ("sweep", "--run", "s", "--space", tmp_path / "space.yaml", "--data", "synthetic")
-    with run_beat.keep(locate(tmp_path / "runs/s"), "s", "first", print):
-        eventually(locate(tmp_path / "runs/s").files)
+    folder = locate(tmp_path / "runs/s")
+    with run_beat.keep(folder, "s", "first", print):
+        eventually(lambda: run_beat.BEAT in folder.files())
         said = cli(*map(str, words), "--storage", str(tmp_path / "runs"), "--results", str(tmp_path), code=2).err
     assert "run s is being trained elsewhere, by attempt first" in said
 

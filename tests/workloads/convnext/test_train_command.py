@@ -247,7 +247,7 @@ def test_a_driver_on_another_cluster_is_refused_and_one_that_was_killed_is_waite
     monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
     folder, said = locate(tmp_path / "a"), list[str]()
     with run_beat.keep(folder, "a", "first", said.append):
-        eventually(folder.files)
+        eventually(lambda: run_beat.BEAT in folder.files())
         with pytest.raises(UsageError, match="run a is being trained elsewhere, by attempt first, which last wrote"):
             run_beat.keep(folder, "a", "second", said.append).__enter__()
         killed = json.loads(folder.read(run_beat.BEAT))
@@ -265,8 +265,9 @@ def test_a_driver_on_a_cluster_looks_for_others_before_it_reaches_ray(
 ) -> None:
     monkeypatch.setattr(session, "prepare", lambda _: session.Place(address="h", environment=None))
     monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
-    with run_beat.keep(locate(laptop / "runs/a"), "a", "first", print):
-        eventually(locate(laptop / "runs/a").files)
+    folder = locate(laptop / "runs/a")
+    with run_beat.keep(folder, "a", "first", print):
+        eventually(lambda: run_beat.BEAT in folder.files())
         words = ["train", "--run", "a", "--storage", "runs", "--data", "synthetic", "--wandb", "off"]
         assert "run a is being trained elsewhere, by attempt first" in cli(*words, code=2).err
 
@@ -278,7 +279,7 @@ def test_a_driver_with_a_ray_of_its_own_looks_for_others_where_its_runs_are_in_a
     monkeypatch.setattr(train, "locate", lambda _: bucket)
     monkeypatch.setattr(run_beat, "BEAT_SECONDS", 0.2)
     with run_beat.keep(bucket.child("a"), "a", "first", print):
-        eventually(bucket.child("a").files)
+        eventually(lambda: run_beat.BEAT in bucket.child("a").files())
         words = ["train", "--run", "a", "--storage", "gs://bucket/runs", "--data", "synthetic", "--wandb", "off"]
         assert "run a is being trained elsewhere, by attempt first" in cli(*words, code=2).err
 
