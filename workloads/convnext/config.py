@@ -84,6 +84,9 @@ class TrainConfig:
     """Of matrix products on a GPU; `bf16` is autocast, weights stay fp32. A CPU computes in fp32 whatever this says."""
     compile: bool
     """Let torch.compile fuse the model's blocks; takes a minute at the start. Without a compiler the run is eager."""
+    autotune: bool = False
+    """When compiling, time Inductor's own matrix products, which what follows can be fused into, beside the vendor's
+    (torch's `max-autotune-no-cudagraphs`); takes minutes at the start. Each rank and each start chooses for itself."""
     kernels: Kernels = "measured"
     """Of the depthwise convolutions on a GPU: `measured` compares torch's with ours at the run's first start and keeps
     to the faster one, with `deterministic` to ours; `torch` uses nothing of ours."""
@@ -116,6 +119,8 @@ class TrainConfig:
             ("augmentation", self.augmentation in AUGMENTATIONS, f"one of {', '.join(AUGMENTATIONS)}"),
             ("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}"),
             ("kernels", self.kernels in KERNELS, f"one of {', '.join(KERNELS)}"),
+            ("autotune", self.compile or not self.autotune, "false without compile"),
+            ("autotune", not (self.autotune and self.deterministic), "false with deterministic"),
             ("randaugment", 0 <= self.randaugment <= 30, "0 to 30"),
             ("mixup", 0 <= self.mixup <= 10, "0 to 10"),
             ("cutmix", 0 <= self.cutmix <= 10, "0 to 10"),

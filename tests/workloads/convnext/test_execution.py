@@ -138,7 +138,7 @@ def test_what_is_compiled_is_kept_on_scratch_for_all_gpus_unless_the_user_says_w
 
 def test_what_measures_compiled_code_fails_where_nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     # As where a variable turns the compiler off and torch does not say so.
-    monkeypatch.setattr(execution, "_compile", lambda model: None)
+    monkeypatch.setattr(execution, "_compile", lambda model, autotune: None)
     monkeypatch.setattr(execution, "compiled_graphs", lambda: 0)
     with pytest.raises(WorkloadFailedError, match="compiled nothing"):
         Training(small(compile=True), Few(64), Few(16), CPU, eager_fallback=False)

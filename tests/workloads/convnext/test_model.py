@@ -212,6 +212,18 @@ def test_a_compiled_model_computes_what_an_eager_one_computes() -> None:
         assert torch.allclose(compiled[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max())), name
 
 
+@pytest.mark.parametrize(("autotune", "expected"), [(False, {}), (True, {"max_autotune": True})])
+def test_inductor_times_its_own_matrix_products_where_that_is_wanted_and_holds_no_graphs(
+    monkeypatch: pytest.MonkeyPatch, autotune: bool, expected: dict[str, bool]
+) -> None:
+    modes: set[str | None] = set()
+    monkeypatch.setattr(nn.Module, "compile", lambda unit, mode, **_: modes.add(mode))
+    execution.executable(small(compile=True, autotune=autotune), 10, CPU, 2)
+    (mode,) = modes
+    options = torch._inductor.list_mode_options(mode) if mode else {}
+    assert options.items() >= expected.items() and not options.get("triton.cudagraphs")
+
+
 @pytest.mark.thorough
 def test_compiled_in_bf16_a_block_keeps_nothing_of_an_images_size_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     block = build("nano", classes=10, seed=0).get_submodule("features.1.0")

@@ -137,7 +137,7 @@ def executable(
         return model, depth, []
     reason = ""
     try:
-        _compile(model)
+        _compile(model, config.autotune)
         _rehearse(model, depth, config, device, images)
     except torch.OutOfMemoryError:
         raise
@@ -177,13 +177,15 @@ def compiled_graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def _compile(model: nn.Module) -> None:
+def _compile(model: nn.Module, autotune: bool) -> None:
+    # Not `max-autotune`, whose CUDA graphs would hold the memory of every block's shapes.
+    mode = "max-autotune-no-cudagraphs" if autotune else None
     torch._dynamo.config.recompile_limit = COMPILED_SHAPES
     for part in [*model.get_submodule("features").children(), model.get_submodule("classifier")]:
         blocks = [block for block in part.children() if isinstance(block, Block)]
         for unit in blocks or [part]:
             # In place, so that the weights keep their names.
-            unit.compile(fullgraph=True, dynamic=False)
+            unit.compile(fullgraph=True, dynamic=False, mode=mode)
 
 
 def eager(config: TrainConfig) -> AbstractContextManager[object]:
