@@ -30,6 +30,7 @@ from workloads.convnext.images.stream import streamed
 BATCH = 50
 CONFIG = dataclasses.replace(imagenet_a3_ultra(), loader_workers=0)
 CLASSES = len(photos.TEXTURES) * len(photos.SHAPES)
+CPU = torch.device("cpu")
 ERASING = CONFIG.random_erasing
 SCALED_MEAN, SCALED_DEVIATION = ([level / 255 for level in levels] for levels in (MEAN, DEVIATION))
 
@@ -43,8 +44,8 @@ Loader = Callable[[Path, bool, int], Iterable[Any]]
 def oasis(data: Path, whole: bool, processes: int) -> Iterator[Any]:
     """Ours, from the shards."""
     config = dataclasses.replace(CONFIG, loader_workers=processes)
-    train, _ = streamed(stores(data / "shards"), config)
-    augment = DeviceAugmentation(config, CLASSES, torch.device("cpu"))
+    train, _ = streamed(stores(data / "shards"), config, CPU)
+    augment = DeviceAugmentation(config, CLASSES, CPU)
     for batch in train.batches(slots(torch.randperm(len(train)), BATCH, 0, 1), 0):
         yield augment(batch.images, batch.labels, batch.slot.indices, 0) if whole else batch
 
@@ -100,9 +101,8 @@ def timm(data: Path, whole: bool, processes: int) -> Iterator[Any]:
         yield from loader
         return
     mix = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.1, num_classes=CLASSES)
-    device = torch.device("cpu")
     mean, deviation = tuple(SCALED_MEAN), tuple(SCALED_DEVIATION)
-    prefetched = PrefetchLoader(loader, mean=mean, std=deviation, device=device, re_prob=ERASING, re_mode="pixel")
+    prefetched = PrefetchLoader(loader, mean=mean, std=deviation, device=CPU, re_prob=ERASING, re_mode="pixel")
     for pixels, labels in prefetched:
         yield mix(pixels, labels)
 

@@ -704,9 +704,9 @@ class Deadly:
         return str(index)
 
 
-def _said_when_a_process_dies() -> tuple[str, str]:
+def _said_when_a_process_dies(device: torch.device) -> tuple[str, str]:
     try:
-        everything(streamed([Deadly()], small(loader_workers=1))[0])
+        everything(streamed([Deadly()], small(loader_workers=1), device)[0])
     except PlaceError as error:
         return error.problem, error.remedy
     raise AssertionError("nothing was noticed")
@@ -722,13 +722,13 @@ def test_a_loader_process_that_is_killed_ends_the_run_with_what_to_do(
             monkeypatch.setattr(torch.accelerator, name, lambda answer=answer: answer)
         # The thread that fetches for a GPU has ended, as it does where a dead process's batch cannot be had.
         monkeypatch.setattr("torch.utils.data._utils.pin_memory._pin_memory_loop", lambda *_: None)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    device = torch.device("cuda", 0) if on_gpu else CPU
     # In a thread, as Ray Train calls the training function: torch's handler of dead children is the main thread's, and
     # one that an earlier test has left there would raise out of turn.
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         with ThreadPoolExecutor(1) as thread:
-            problem, remedy = thread.submit(_said_when_a_process_dies).result(60)
+            problem, remedy = thread.submit(_said_when_a_process_dies, device).result(60)
         gc.collect()
     finally:
         signal.signal(signal.SIGCHLD, handler)
@@ -748,6 +748,41 @@ def test_a_loader_process_that_is_killed_between_two_passes_is_told_of_alike(tmp
     decoder.join()
     with pytest.raises(LostProcessError, match="a process that decodes images has died"):
         everything(val)
+
+
+def test_a_gpu_s_batches_cross_on_a_stream_of_their_own_that_computing_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the rules of torch's page on CUDA semantics, on streams that only tell what they were asked for."""
+    told: list[str] = []
+
+    class Computing:
+        def wait_stream(self, other: str) -> None:
+            told.append(f"waits for {other}")
+
+    @contextlib.contextmanager
+    def stream(name: str) -> Iterator[None]:
+        told.append(f"on {name}")
+        yield
+        told.append("off it")
+
+    def to(tensor: Tensor, device: torch.device, non_blocking: bool) -> Tensor:
+        assert non_blocking
+        told.append(f"to {device}")
+        return tensor
+
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: f"copies of {device}")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Computing())
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(Tensor, "to", to)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(Tensor, "record_stream", lambda tensor, stream: told.append(type(stream).__name__))
+    stored = stores(image_folder(tmp_path, {"train": {"a": 4}, "val": {"a": 1}}))
+    train, _ = streamed(stored, small(), gpu)
+    next(train.batches(slots(torch.arange(4), 4, 0, 1), 0))
+    copied = [f"to {gpu}"] * 2
+    assert told == [f"on copies of {gpu}", *copied, "off it", f"waits for copies of {gpu}", *["Computing"] * 2]
 
 
 def test_an_epoch_that_was_given_up_does_not_go_on_with_what_came_after_it(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def sources(config: TrainConfig, root: Path | None, device: torch.device) -> tup
 
 def _stored(config: TrainConfig, root: Path, device: torch.device) -> tuple[Source, Source]:
     stored, held_out = _listed.pop(root, None) or stores(root)
-    train, val = streamed((stored, held_out), config)
+    train, val = streamed((stored, held_out), config, device)
     if not config.resident:
         return train, val
 

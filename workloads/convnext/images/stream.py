@@ -100,12 +100,35 @@ class _Visits(Iterable[list[Visit]]):
                 yield [(split, *visit) for visit in zip(part.tolist(), seeds.tolist(), strict=True)]
 
 
+class _Copies:
+    """Copies to a GPU, on a stream of their own: they cross while the GPU computes the step before.
+
+    The host is a step ahead of the GPU, since nothing in a step waits for it, and so has the batch to send by then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self._device)
+
+    def __call__(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        computing = torch.cuda.current_stream(self._device)
+        with torch.cuda.stream(self._stream):
+            images, labels = (one.to(self._device, non_blocking=True) for one in (images, labels))
+        computing.wait_stream(self._stream)
+        for copy in (images, labels):
+            copy.record_stream(computing)  # else its memory would be given to the next copy while it is still read
+        return images, labels
+
+
 class _Loader:
     """Processes that decode both splits, one after the other."""
 
-    def __init__(self, stores: Sequence[PictureStore], config: TrainConfig) -> None:
+    def __init__(self, stores: Sequence[PictureStore], config: TrainConfig, device: torch.device) -> None:
         self.pictures = _Pictures(stores, config)
-        self.pinned = torch.cuda.is_available()
+        self.copies = _Copies(device) if device.type == "cuda" else None
         self._visits = _Visits(config.seed)
         self._turn = object()
         self._apart = apart = config.loader_workers > 0 and not config.resident
@@ -117,7 +140,7 @@ class _Loader:
             multiprocessing_context=decoders.prepare() if apart else None,
             worker_init_fn=decoders.end_with_rank if apart else None,
             persistent_workers=apart,
-            pin_memory=self.pinned,
+            pin_memory=self.copies is not None,
         )
 
     def fetched(self, split: int, slots: Sequence[Slot], epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -158,25 +181,26 @@ class StreamedImages:
 
     def batches(self, slots: Sequence[Slot], epoch: int) -> Iterator[Batch]:
         fetched = self._loader.fetched(self._split, slots, epoch)
-        pinned = self._loader.pinned
+        copies = self._loader.copies
         for slot in slots:
             parts = [next(fetched) for _ in slot.indices.split(PART)]
-            images, labels = (_joined(tensors, pinned) for tensors in zip(*parts, strict=True))
-            yield Batch(images, labels, slot.pinned() if pinned else slot)
+            images, labels = (_joined(tensors, pinned=copies is not None) for tensors in zip(*parts, strict=True))
+            yield Batch(*copies(images, labels), slot.pinned()) if copies else Batch(images, labels, slot)
 
     def decoded(self) -> tuple[Tensor, Tensor]:
         """All images, uint8 [N, 3, S, S], and their labels, int64 [N]."""
         return _checked(_collate([self._loader.pictures[self._split, index, 0] for index in range(len(self))]))
 
 
-def streamed(stores: Sequence[PictureStore], config: TrainConfig) -> list[StreamedImages]:
+def streamed(stores: Sequence[PictureStore], config: TrainConfig, device: torch.device) -> list[StreamedImages]:
     """Splits that share the processes which decode them; these start with the first batch, and outlast every epoch.
 
     Args:
         stores: the pictures of the training split, and of the others.
         config: image size, augmentation, seed, number of loader processes.
+        device: where the batches are wanted.
     """
-    loader = _Loader(stores, config)
+    loader = _Loader(stores, config, device)
     return [StreamedImages(loader, split, store) for split, store in enumerate(stores)]
 
 
