@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +20,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gpu, step_time
+from benchmarks import step_time
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import parts, steps
 from benchmarks.harness.apart import measured_apart
 from benchmarks.harness.command import exit_code
+from benchmarks.harness.figures import today
 from benchmarks.harness.training import CLASSES, Prepared
 from emulator.machine import processes
 from oasis_stack.command_line.stack_file import ROOT
@@ -78,15 +82,33 @@ def test_on_a_gpu_the_loops_have_it_by_its_number_as_torch_wants_it(
     assert devices == [torch.device("cuda", 0)] * 2
 
 
+TINY = dataclasses.replace(configuration.synthetic_a3_ultra(), model="nano", image_size=32, batch_size=32)
+
+
 def test_a_setting_of_the_gpu_benchmark_is_measured_and_split_by_kind() -> None:
-    config = next(iter(gpu.settings(smoke=True, batch_sizes=[]).values()))
-    figures = gpu.measured(config, windows=2, steps=2)
+    figures = steps.measured(dataclasses.replace(TINY, **gpu.SMOKE_MODES["fp32"]), windows=2, steps=2)
     assert figures["images per second"]["median"] > 0
     assert 0 < figures["MFU of that"] < 1
     assert 0 <= figures["milliseconds per step idle"] < figures["milliseconds per step"]
     kinds = {"matrix products", "depthwise", "layer norm", "elementwise", "optimiser"}
     assert set(figures["milliseconds per step by kind"]) == kinds
-    assert set(gpu.settings(smoke=False, batch_sizes=[64])) == {f"base, {mode}, 64" for mode in gpu.MODES}
+
+
+def test_the_parts_of_a_step_are_measured_at_the_model_s_shapes() -> None:
+    convolutions = parts.depthwise_convolutions(TINY)
+    assert list(convolutions) == ["24 x 8 x 8", "48 x 4 x 4", "96 x 2 x 2", "192 x 1 x 1"]
+    assert all(milliseconds > 0 for one in convolutions.values() for milliseconds in one.values())
+    large, *products = parts.matrix_products(TINY).items()
+    assert [name for name, _ in products] == ["2048 x 24 x 96", "512 x 48 x 192", "128 x 96 x 384", "32 x 192 x 768"]
+    assert [len(one) for _, one in (large, *products)] == [1, 3, 3, 3, 3]
+    assert all(rate > 0 for _, one in (large, *products) for rate in one.values())
+
+
+def test_decoding_is_measured_with_a_process_on_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts, "PICTURES", 1)
+    monkeypatch.setattr(parts, "DECODED_SECONDS", 0.0)
+    found = parts.decoding(TINY)
+    assert found["pictures per second"]["least"] > 0 and found["processes"] == os.cpu_count()
 
 
 @pytest.mark.parametrize(
@@ -111,7 +133,7 @@ def test_a_setting_of_the_gpu_benchmark_is_measured_and_split_by_kind() -> None:
 def test_a_kernel_is_counted_to_what_launched_it(
     operation: str, shapes: list[list[int]], kernel: str, kind: str
 ) -> None:
-    assert gpu.kind(operation, shapes, kernel) == kind
+    assert steps.kind(operation, shapes, kernel) == kind
 
 
 def test_a_gpu_is_idle_where_no_kernel_runs_though_two_run_at_a_time_or_the_program_names_a_span() -> None:
@@ -124,13 +146,14 @@ def test_a_gpu_is_idle_where_no_kernel_runs_though_two_run_at_a_time_or_the_prog
 
     kernels = [event(1000, 4000), event(3000, 5000), event(3500, 3600), event(9000, 10000)]
     others = [event(0, 20000, "CPU"), event(0, 20000, named=True)]
-    assert gpu.busy([*others, *reversed(kernels)], on_gpu=True) == 5.0 / gpu.PROFILED_STEPS
+    assert steps.busy([*others, *reversed(kernels)], on_gpu=True) == 5.0 / steps.PROFILED_STEPS
 
 
 def test_a_gpu_of_which_the_profiler_shows_nothing_is_not_called_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "busy", lambda events, on_gpu: 0.0)
-    config = next(iter(gpu.settings(smoke=True, batch_sizes=[]).values()))
-    assert "milliseconds per step idle" not in gpu.measured(config, windows=1, steps=1)
+    monkeypatch.setattr(steps, "busy", lambda events, on_gpu: 0.0)
+    assert "milliseconds per step idle" not in steps.measured(
+        dataclasses.replace(TINY, **gpu.SMOKE_MODES["fp32"]), windows=1, steps=1
+    )
 
 
 def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path) -> None:
@@ -145,6 +168,11 @@ def test_what_cannot_be_compiled_is_no_figure_and_loses_no_other(tmp_path: Path)
     assert done.returncode == 5, done.stderr
     settings = json.loads(results.read_text())["settings"]
     assert settings["nano, fp32, 32"]["images per second"]["median"] > 0
+    assert settings["nano, depthwise, 32"]["24 x 8 x 8"]["ours ms"] > 0
+    assert settings["nano, decoding, 32"] == {
+        "date": today(),
+        "needs": "pyarrow, which is not installed here",
+    }
     assert "torch.compile does not work here" in settings["nano, fp32+compile, 32"]["failed"]
     assert "images per second" not in settings["nano, fp32+compile, 32"]
 
@@ -159,10 +187,10 @@ def test_each_setting_is_kept_before_the_next_one_begins_and_measured_again_if_i
         return {"number": len(kept)} | ({"failed": "this once"} if len(kept) == 1 else {})
 
     monkeypatch.setattr(gpu, "measured_apart", measured)
-    words = ["--smoke", "--results", str(results)]
+    words = ["--smoke", "--results", str(results), "--modes", "fp32", "fp32+compile"]
     first, second = "nano, fp32, 32", "nano, fp32+compile, 32"
     assert [gpu.main(words) for _ in range(3)] == [5, 0, 0]
-    assert gpu.main([*words, "--modes", "fp32+compile", "--fresh"]) == 0
+    assert gpu.main([*words[:3], "--modes", "fp32+compile", "--fresh"]) == 0
     assert [list(before) for before in kept] == [[], [first], [first, second], [first]]
     found = json.loads(results.read_text())["settings"]
     assert {name: one["number"] for name, one in found.items()} == {first: 3, second: 4}
@@ -211,23 +239,26 @@ def test_what_tells_the_most_is_measured_first(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(gpu, "measured_apart", lambda *_, seconds: {})
 
     def measured(*words: str) -> list[str]:
-        assert gpu.main(["--fresh", "--results", str(tmp_path / "gpu.json"), *words]) == 0
-        return list(json.loads((tmp_path / "gpu.json").read_text())["settings"])
+        results = tmp_path / f"{'-'.join(words)}.json"
+        assert gpu.main(["--results", str(results), *words]) == 0
+        return list(json.loads(results.read_text())["settings"])
 
-    names = measured()
-    assert names[:2] == ["base, bf16+compile, 256", "base, bf16+compile, torch's kernels, 256"]
-    assert [name.rpartition(" ")[2] for name in names] == ["256"] * 5 + ["64"] * 5
-    assert measured("--batch-sizes", "64", "256") == names[5:] + names[:5]
+    parts_first = [f"base, {name}, {{}}" for name in ("depthwise", "products", "decoding")]
+    modes = [f"base, {mode}, {{}}" for mode in gpu.MODES]
+    assert modes[0] == "base, bf16+compile, {}"
+    for first, second in ((256, 64), (64, 256)):
+        expected = [name.format(first) for name in (*parts_first, *modes)] + [name.format(second) for name in modes]
+        assert measured("--batch-sizes", str(first), str(second)) == expected
+    assert measured("--modes", "products", "bf16") == ["base, products, 256", "base, bf16, 256", "base, bf16, 64"]
 
 
 @pytest.fixture
 def in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, dict[str, Any]]]:
     """The command on measurements that end in these ways: its exit code, and what it has kept."""
     results = tmp_path / "gpu.json"
-    monkeypatch.setattr(gpu, "measured", measurements.ending)
 
     def measure(*ways: str, words: Sequence[str] = ()) -> tuple[int, dict[str, Any]]:
-        monkeypatch.setattr(gpu, "settings", lambda *_: dict(zip(ways, ways, strict=True)))
+        monkeypatch.setattr(gpu, "measurements", lambda *_: {way: partial(measurements.ending, way) for way in ways})
         code = exit_code(lambda: gpu.main(["--smoke", "--results", str(results), *words]))
         return code, {name: one.get("failed") for name, one in json.loads(results.read_text())["settings"].items()}
 
@@ -254,9 +285,9 @@ def test_a_measurement_that_never_ends_has_failed_and_the_next_one_is_measured(
 ) -> None:
     limits: list[float] = []
 
-    def hurried(measure: Callable[..., Any], how: str, *rest: object, seconds: float) -> Any:
+    def hurried(measure: partial[Any], seconds: float) -> Any:
         limits.append(seconds)
-        return measured_apart(measure, how, *rest, seconds=1.0 if how == "never" else seconds)
+        return measured_apart(measure, seconds=1.0 if measure.args == ("never",) else seconds)
 
     monkeypatch.setattr(gpu, "measured_apart", hurried)
     code, found = in_turn("never", "well", words=["--minutes-each", "4"])
@@ -350,4 +381,4 @@ def test_what_does_not_fit_is_a_result_too(monkeypatch: pytest.MonkeyPatch) -> N
 
     config = dataclasses.replace(configuration.digits_laptop(), image_size=32, batch_size=4)
     monkeypatch.setattr("workloads.convnext.learning.execution.autocast", exhausted)
-    assert "do not fit the memory" in gpu.measured(config, windows=1, steps=1)["does not fit"]
+    assert "do not fit the memory" in steps.measured(config, windows=1, steps=1)["does not fit"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def ending(how: str, *_: object) -> dict[str, Any]:
+def ending(how: str) -> dict[str, Any]:
     """One that ends as it is told to."""
     match how:
         case "error":

@@ -137,8 +137,7 @@ def measure(shape: Shape, images: int, dtype: torch.dtype, device: torch.device,
 def _end_if_unusable(device: torch.device, shape: Shape, error: Exception) -> None:
     # After an illegal access, as after some other errors, whatever a process asks of its GPU fails with the same error.
     try:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        _finish(device)
     except RuntimeError:
         raise WorkloadFailedError(
             f"our kernel for convolutions of {shape[0]} channels of {shape[1]} x {shape[1]} pixels has made the GPU "
@@ -179,9 +178,14 @@ def _worst(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 def _milliseconds(work: Any, device: torch.device) -> float:
     taken = []
     for _ in range(2 + TIMED):  # the first compile, and let cuDNN look for its best
-        torch.cuda.synchronize(device)
+        _finish(device)
         begun = time.perf_counter()
         work()
-        torch.cuda.synchronize(device)
+        _finish(device)
         taken.append(1000 * (time.perf_counter() - begun))
     return sorted(taken[2:])[TIMED // 2]
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -128,7 +128,6 @@ def test_a_kernel_that_is_wrong_or_fails_is_named_and_not_used(monkeypatch: pyte
 def test_a_kernel_that_is_wrong_or_fails_for_all_images_of_a_pass_alone_is_named_and_not_used(
     monkeypatch: pytest.MonkeyPatch, by_time: bool
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)  # timed on a CPU
     forward, backward = depthwise.depthwise, depthwise.depthwise_backward
     asked = [SHAPE], 4, torch.float32, CPU, by_time
     assert " as ours " not in choice.choose(*asked)[1][0]

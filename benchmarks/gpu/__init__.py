@@ -1,0 +1,1 @@
+"""Training on one GPU: first its parts, then whole steps."""
