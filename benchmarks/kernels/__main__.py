@@ -4,22 +4,30 @@ Compiles the kernels of ConvNeXt-Base's stages for sm_90, which needs no GPU, an
 spills, shared memory, instructions by kind. Each has three least times: of its bytes, of its operations on the fp32
 cores, and of the instructions of its loop at one per cycle and scheduler. A depthwise convolution sums nothing over
 channels, so it is no matrix product, and the tensor cores' peak does not apply. Beside them what one H200 measured.
-Then the least time of a training step, part by part. Results go to benchmarks/kernels.json; returns 1 if a kernel
-spills or if a least time is longer than what was measured.
+Then the least time of a training step, part by part. `--interpret` also runs the kernels at these shapes, on one and on
+two images, on Triton's interpreter, and compares them and torch's with fp64; that takes half an hour. Results go to
+benchmarks/kernels.json; returns 1 if a kernel spills or is wrong, or if a least time is longer than what was measured.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.harness import command
+import torch
+
+from benchmarks.harness import command, figures
 from benchmarks.harness.figures import Record, say, today
 from benchmarks.kernels import assembly, step
 from benchmarks.kernels.assembly import DATA_GRADIENT, FORWARD, PASSES, WEIGHT_GRADIENT
+from workloads.convnext.kernels.choice import ERROR
 from workloads.convnext.kernels.depthwise import CHANNELS, COLUMNS, KERNEL
 from workloads.convnext.learning.model import depthwise_shapes
+from workloads.reporting.progress import counted
 
 RESULTS = Path(__file__).parent.with_suffix(".json")
 
@@ -81,9 +89,22 @@ def whole_step() -> Record:
     return found | {"images a second at most": round(1e6 / found["all"]["least us"])}
 
 
+def interpreted() -> Iterator[tuple[str, Record]]:
+    """Errors of ours and of torch's, as shares of the largest value, by shape, images and dtype."""
+    for images in (1, 2):
+        for channels, side in SHAPES:
+            shape = json.dumps([[images, channels, side, side]])
+            program = [sys.executable, "-m", "benchmarks.kernels.interpreted", shape]
+            for line in subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines():
+                one = json.loads(line)
+                yield f"{channels} x {side}², {counted(images, 'image')}, {one['dtype']}", one
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compile, compute, print and keep."""
-    given = command.parser(RESULTS, __doc__).parse_args(arguments)
+    parser = command.parser(RESULTS, __doc__)
+    parser.add_argument("--interpret", action="store_true", help="also compare the kernels with fp64")
+    given = parser.parse_args(arguments)
     kernels: dict[str, Record] = {}
     for channels, side in SHAPES:
         for one in PASSES:
@@ -98,6 +119,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if found.get("measured ms", math.inf) < max(found["least ms"].values())
     ]
     found = {"date": today(), "images": IMAGES, "kernels": kernels, "a step, per image": whole_step()}
+    errors: dict[str, Record] = figures.read(given.results).get("errors", {})
+    for name, one in interpreted() if given.interpret else ():
+        errors[name] = {"date": today(), "ours": one["ours"], "torch": one["torch"]}
+        say(f"{name}: {max(one['ours'].values()):.1e}, torch {max(one['torch'].values()):.1e}")
+        if not max(one["ours"].values()) <= ERROR[getattr(torch, one["dtype"])]:
+            wrong.append(f"{name}: an error of {max(one['ours'].values()):.1e}")
+    found |= {"errors": errors} if errors else {}
     return command.conclude(given.results, found, wrong)
 
 

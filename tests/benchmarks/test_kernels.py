@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.kernels import __main__ as kernels
 from benchmarks.kernels import assembly, step
@@ -38,6 +40,24 @@ def test_the_least_times_of_one_small_shape_and_of_a_step_are_kept(
     whole = found["a step, per image"]
     assert whole["all"]["operations"] == pytest.approx(92.1e9, rel=2e-3)
     assert all(part["least us"] < part.get("measured us", 1e3) for part in whole.values() if isinstance(part, dict))
+
+
+@pytest.mark.thorough
+def test_errors_of_an_interpreted_kernel_are_kept_and_one_that_is_too_large_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(kernels, "SHAPES", [(4, 2)])
+    monkeypatch.setattr(kernels, "PASSES", ())
+    results = tmp_path / "kernels.json"
+    assert kernels.main(["--interpret", "--results", str(results)]) == 0
+    monkeypatch.setattr(kernels, "ERROR", {torch.float32: 1.0, torch.bfloat16: 1e-9})
+    assert kernels.main(["--interpret", "--results", str(results)]) == 1
+    found = json.loads(results.read_text())["errors"]
+    assert list(found) == [
+        f"4 x 2², {images}, {dtype}" for images in ("1 image", "2 images") for dtype in ("float32", "bfloat16")
+    ]
+    assert all(max(one["ours"].values()) < 2**-7 and max(one["torch"].values()) < 2**-5 for one in found.values())
+    assert re.findall(r"wrong: (.*): an error", capsys.readouterr().err) == [name for name in found if "bf" in name]
 
 
 def test_the_loop_that_counts_is_the_longest_and_padding_is_not_counted() -> None:

@@ -33,12 +33,17 @@ from workloads.storage.folders import locate
     ids=["one tile", "several tiles and blocks, odd edges"],
 )
 def test_the_kernels_compute_the_convolution_and_its_gradients(shapes: list[tuple[int, int, int, int]]) -> None:
-    done = python("-m", "tests.support.interpreted", json.dumps(shapes))
+    done = python("-m", "benchmarks.kernels.interpreted", json.dumps(shapes))
     assert done.returncode == 0, done.stderr
-    for single, half in json.loads(done.stdout):
-        assert max(single) < 1e-6
-        # The results are rounded to bf16 once, 2**-8 of the value at most; the weight's and bias's gradients are not.
-        assert max(half[:2]) < 2**-7 and max(half[2:]) < 1e-6
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(tuple(one["shape"]), one["dtype"]) for one in found] == [
+        (shape, dtype) for shape in shapes for dtype in ("float32", "bfloat16")
+    ]
+    for one in found:
+        y, x, weight, bias = one["ours"].values()
+        # In bf16 the results are rounded once, 2**-8 of the value at most; the weight's and bias's gradients are not.
+        assert max(y, x) < (1e-6 if one["dtype"] == "float32" else 2**-7)
+        assert max(weight, bias) < 1e-6
 
 
 @pytest.mark.thorough
