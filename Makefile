@@ -109,7 +109,7 @@ test-long: room $(STAMP)  ## the slowest tests, which `make test` leaves out
 	@$(PY) -m pytest -m "long and not alone" $(IN_GROUPS)
 	@$(PY) -m pytest -m alone
 
-test-fast: linux $(STAMP)  ## the tests for daily work, two to three minutes
+test-fast: linux $(STAMP)  ## the tests for daily work, about two minutes
 	@$(PY) -m pytest -m "not long and not emulated and not ray and not thorough" $(SIDE_BY_SIDE)
 
 lint: $(STAMP)  ## ruff, pyright, and hadolint for the Dockerfile

@@ -1,6 +1,7 @@
 """Fixtures that every test may use."""
 
 import copy
+import gc
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
@@ -19,6 +20,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # core in each of them, every operation would wait for threads that have no core. Read by OpenMP when torch is imported.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
+
+# The collector would look through the million objects of Pulumi's SDK again and again: a seventh of the tests' time.
+gc.set_threshold(50_000, 20, 20)
 
 # Some machines set it for everything: what a test waits for has to come on those that do not.
 os.environ.pop("PYTHONUNBUFFERED", None)

@@ -66,11 +66,13 @@ def without_a_reader(arguments: Sequence[str], merged: bool = False) -> tuple[in
     return done.returncode, done.stderr or ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [*COMMANDS, *thorough(MORE_COMMANDS)])
 def test_a_reader_that_leaves_ends_a_command_quietly(command: str) -> None:
     assert without_a_reader(["-m", *command.split()]) == (141, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("command", [*OF_A_STACK, *thorough(MORE_OF_A_STACK)])
 def test_a_reader_that_leaves_ends_a_command_on_a_stack_quietly(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,6 +92,7 @@ def test_a_reader_that_leaves_ends_a_list_of_runs_quietly(tmp_path: Path) -> Non
     assert without_a_reader([*runs, "show", "mine"]) == (141, "")
 
 
+@pytest.mark.thorough
 def test_a_reader_that_leaves_ends_a_comparison_quietly(tmp_path: Path) -> None:
     report.write([locate(tmp_path)], bench_results.run(2))
     assert without_a_reader(["-m", "workloads", "bench", "compare", str(tmp_path), str(tmp_path)]) == (141, "")
@@ -115,6 +118,7 @@ sys.exit(closed_pipe.run(main))
     assert "BrokenPipeError" in done.stderr
 
 
+@pytest.mark.thorough
 def test_an_emulator_whose_report_nobody_reads_is_taken_down(tmp_path: Path) -> None:
     state = State(tmp_path / ".oasis")
     program = f"""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
 from emulator.machine.state import CHECKOUT
 from tests.support.waiting import eventually
@@ -26,6 +27,7 @@ def test_that_starts_servers(tmp_path):
 """
 
 
+@pytest.mark.thorough
 def test_what_tests_have_started_ends_with_a_test_process_that_is_killed(tmp_path: Path) -> None:
     pids, test = tmp_path / "pids", tmp_path / "test_servers.py"
     test.write_text(TEST.format(pids=pids))

@@ -98,6 +98,7 @@ def test_ctrl_c_ends_the_dashboard_without_an_error_of_makes_and_with_its_port_f
     eventually(lambda: not Path("/proc", pid.read_text().strip()).exists())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", ["help", "plan", "down"])
 def test_a_reader_that_leaves_is_no_error_of_makes_and_down_ends_everything_all_the_same(
     checkout: Path, target: str

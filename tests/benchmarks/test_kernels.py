@@ -27,6 +27,7 @@ def test_for_an_h200_the_kernels_keep_their_sums_in_registers(channels: int, sid
         assert code.loop["FFMA"] == (37 if side == 7 else 49) * pixels
 
 
+@pytest.mark.thorough
 def test_the_least_times_of_one_small_shape_and_of_a_step_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

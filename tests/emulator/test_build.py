@@ -103,6 +103,7 @@ def test_a_build_that_fails_is_reported_in_the_compilers_words_and_leaves_nothin
     assert list((cache / "bin").iterdir()) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("version", "used"),
     [("v3.259.0", True), ("v3.300.1", True), ("v3.258.9", False), ("v4.0.0", False), ("", False)],

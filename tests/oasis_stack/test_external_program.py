@@ -37,6 +37,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("way", ["show", "read"])
 @pytest.mark.parametrize(
     ("interrupt", "times"), [pytest.param(os.killpg, 1, id="both"), pytest.param(os.kill, 2, id="the caller alone")]

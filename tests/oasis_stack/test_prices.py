@@ -61,6 +61,7 @@ def lines(config: dict[str, Any]) -> dict[str, str]:
     return {row[0]: row[-1] for row in rows}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("config", "rest", "most"),
     [

@@ -1,22 +1,30 @@
 """The program behind `stub_kubectl`: one stack's ConfigMap, token and RayCluster, port-forwards, and RayJobs as KubeRay
-would treat them. Run as a script: its first argument is the folder of what it knows."""
+would treat them. Its first argument is the folder of what it knows.
 
-import base64
-import contextlib
+Tests run it a thousand times: what few calls need is imported there.
+"""
+
+from __future__ import annotations
+
 import json
 import os
-import socket
 import sys
-import threading
 from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from socket import socket
+    from typing import Any
 
 folder, words = Path(sys.argv[1]), sys.argv[2:]
 facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
 jobs = folder / "rayjobs"
 
 
-def pump(source: socket.socket, target: socket.socket) -> None:
+def pump(source: socket, target: socket) -> None:
+    import contextlib
+    from socket import SHUT_RDWR
+
     try:
         while data := source.recv(65536):
             target.sendall(data)
@@ -24,10 +32,13 @@ def pump(source: socket.socket, target: socket.socket) -> None:
         pass
     for end in (source, target):
         with contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
+            end.shutdown(SHUT_RDWR)
 
 
 def forward() -> None:
+    import socket
+    import threading
+
     assert words[words.index("--address") + 1] == "127.0.0.1", words
     with (folder / "forwards").open("a") as log:
         log.write(f"{os.getpid()}\n")
@@ -138,7 +149,9 @@ def main() -> None:
             sys.exit('Error from server (Forbidden): secrets "oasis" is forbidden')
         if cluster(words[words.index("secret") + 1]) is None:
             sys.exit("Error from server (NotFound): secrets not found")
-        print(json.dumps({"data": {"auth_token": base64.b64encode(facts["token"].encode()).decode()}}))
+        from base64 import b64encode
+
+        print(json.dumps({"data": {"auth_token": b64encode(facts["token"].encode()).decode()}}))
     elif "create" in words:
         job = {**json.load(sys.stdin), "status": {"jobDeploymentStatus": ""}}
         job["metadata"]["uid"] = f"uid of {job['metadata']['name']}"
@@ -170,7 +183,3 @@ def main() -> None:
         print(json.dumps({"items": facts["events"]}))
     else:
         sys.exit(f"unknown: {words}")
-
-
-if __name__ == "__main__":
-    main()

@@ -40,8 +40,6 @@ OUTPUTS = ClusterEnvironment(
     wandb_secret="",
 )
 
-PROGRAM = Path(__file__).with_name("kubectl_program.py")
-
 CLUSTER: dict[str, Any] = {
     "enableInTreeAutoscaling": True,
     "authOptions": {"mode": "token"},
@@ -115,7 +113,11 @@ def install(
     }
     (folder / "facts.json").write_text(json.dumps(facts))
     program = folder / "kubectl"
-    words = shlex.join([sys.executable, "-I", "-S", str(PROGRAM), str(folder)])
+    # Imported rather than run, as a script is compiled each time.
+    start = (
+        f"import sys; sys.path.append({str(Path(__file__).parent)!r}); import kubectl_program; kubectl_program.main()"
+    )
+    words = shlex.join([sys.executable, "-I", "-S", "-c", start, str(folder)])
     program.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
     program.chmod(0o755)
     return f"{folder}{os.pathsep}{os.environ['PATH']}"

@@ -179,6 +179,7 @@ def test_show_counts_the_node_hours_of_each_start_and_prices_those_whose_price_w
     assert "; 4.00 node hours\n" in runs("show", "a").out, "no sum of some"
 
 
+@pytest.mark.thorough
 @ON_BOTH
 def test_verify_finds_one_flipped_byte_and_repair_lets_a_good_one_lead(place: Folder, runs: Command) -> None:
     names = train(place, "a", 3)
@@ -277,6 +278,7 @@ def test_repair_changes_nothing_where_no_checkpoint_is_good(place: Folder, runs:
     assert steps(place, "a") == [10, 20]
 
 
+@pytest.mark.thorough
 @ON_BOTH
 def test_gc_removes_orphans_that_are_old_and_checkpoints_with_enough_good_newer_ones(
     place: Folder, runs: Command

@@ -68,6 +68,7 @@ def test_what_would_write_a_stack_file_or_the_state_is_answered_with_what_to_typ
     assert STACK_FILE.read_bytes() == before
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "command",
     [

@@ -89,6 +89,7 @@ def standing(tmp_path_factory: pytest.TempPathFactory) -> OneProcess:
     return google
 
 
+@pytest.mark.thorough
 def test_what_up_makes_reads_back_without_a_difference_and_goes_by_one_destroy(tmp_path: Path) -> None:
     google = OneProcess(tmp_path, FULL)
     deployment = google.up()

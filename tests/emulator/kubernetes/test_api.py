@@ -17,6 +17,7 @@ from emulator.kubernetes.api import Api, UnreachableError
 from tests.support.loopback import Reply, Request, answering
 
 
+@pytest.mark.thorough
 def test_many_connections_at_once_show_the_clients_certificate_and_all_are_answered(tmp_path: Path) -> None:
     certificates.write_all(tmp_path)
 

@@ -344,6 +344,7 @@ def test_what_was_put_and_not_deleted_is_listed(
     assert not any(not list(folder.iterdir()) for folder in store.folder("b").rglob("*") if folder.is_dir())
 
 
+@pytest.mark.thorough
 def test_a_bucket_that_is_made_again_has_what_it_held_before_the_cloud_was_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +370,7 @@ def test_a_bucket_that_is_made_again_has_what_it_held_before_the_cloud_was_forgo
     assert len(set(generations)) == 1
 
 
+@pytest.mark.thorough
 def test_a_request_that_the_end_of_the_server_cuts_off_is_no_mistake_of_its_own(tmp_path: Path) -> None:
     head = "POST /upload/storage/v1/b/{}/o?uploadType=media&name=x HTTP/1.1\r\nHost: {}\r\nContent-Length: 99\r\n\r\n"
     with served(tmp_path) as google:  # which looks for tracebacks

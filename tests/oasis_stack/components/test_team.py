@@ -229,6 +229,7 @@ def test_a_team_costs_others_nothing(two: Deployment, none: Deployment) -> None:
     }
 
 
+@pytest.mark.thorough
 def test_who_is_in_two_teams_has_one_grant_on_their_bucket_which_stays_until_both_are_left() -> None:
     def seen(*names: str) -> list[str]:
         deployed = deploy_stack(with_teams(*({"name": one, "gpu_nodes": 1, "members": MEMBERS[:1]} for one in names)))

@@ -114,6 +114,7 @@ def sign_out(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(folder / "none.json"))
 
 
+@pytest.mark.thorough
 def test_a_ladder_of_spot_and_flex_start_is_told_with_its_history_windows_quota_and_better_place(stack: Stack) -> None:
     said = stack.forecast()
 
@@ -201,6 +202,7 @@ def test_a_plan_without_credentials_or_answers_says_so_and_goes_on(
     assert not (tmp_path / ".oasis").exists()
 
 
+@pytest.mark.thorough
 def test_a_plan_in_a_shell_of_the_emulated_cloud_asks_it_nothing_about_another_stack(stack: Stack) -> None:
     stack.write(CONFIG, "mine")
     said = "\n".join(stack.say("plan", "--stack", "mine"))

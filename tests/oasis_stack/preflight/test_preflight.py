@@ -155,6 +155,7 @@ def project(google: Google, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return lambda config: Project(google, f"project-{next(NUMBERS)}", config)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "config",
     [

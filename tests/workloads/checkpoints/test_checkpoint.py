@@ -73,6 +73,7 @@ def test_the_newest_comes_back_as_it_was_saved_and_older_ones_go(runs: Folder) -
     assert [name.rsplit("/")[-1] for name in runs.files()] == [COMMIT, MANIFEST, SHARD, STRUCTURE] * 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("damage", ["flipped", "short", "missing", "manifest", "no-commit"])
 def test_a_damaged_newest_is_passed_over_and_said_and_stays_until_a_run_has_newer_ones(
     runs: Folder, damage: str

@@ -103,6 +103,7 @@ def test_what_must_come_before_a_checkpoint_comes_before_it_or_the_save_fails(pl
     assert "the journal is full" in place.said[0]
 
 
+@pytest.mark.thorough
 def test_a_failed_save_is_said_and_the_next_one_tries_again_until_patience_ends(place: Place) -> None:
     place.save(1)
     for _ in range(2):
@@ -130,6 +131,7 @@ def test_an_error_that_no_retry_can_mend_is_raised_at_once(place: Place) -> None
     assert place.save(2) is not None
 
 
+@pytest.mark.thorough
 def test_a_save_that_does_not_read_back_counts_as_failed_and_older_ones_stay(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,6 +214,7 @@ def test_a_save_in_flight_that_is_written_whole_is_committed_beside_an_urgent_on
     assert [manifest.step_of(name) for name in place.store.committed()] == [3, 4]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ends", ["whole", "failed", "cut"])
 def test_a_save_that_ended_in_any_way_keeps_no_copy_of_the_state(
     place: Place, monkeypatch: pytest.MonkeyPatch, ends: str
@@ -270,6 +273,7 @@ def test_a_process_that_ends_with_a_save_in_flight_ends_at_once_and_leaves_the_o
     assert found.manifest["step"] == 1
 
 
+@pytest.mark.thorough
 def test_a_save_that_hangs_counts_as_failed_and_holds_up_no_other(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,6 +183,7 @@ def noise(count: int, side: int) -> Tensor:
     return torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("magnitude", [1, 9, 14, 27, 30])
 @pytest.mark.parametrize("side", [32, 224])
 def test_randaugment_has_torchvisions_operations(magnitude: int, side: int) -> None:

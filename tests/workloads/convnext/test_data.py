@@ -551,6 +551,7 @@ DAMAGE = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("changes", "damage"),
     # A loader process decodes as this one does; how it tells of it does not depend on what is wrong.

@@ -241,6 +241,7 @@ def test_a_key_that_is_demanded_and_missing_is_refused_before_anything_is_writte
     assert "there is no W&B key" in cli(*words, code=7).err
 
 
+@pytest.mark.thorough
 def test_a_driver_on_another_cluster_is_refused_and_one_that_was_killed_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

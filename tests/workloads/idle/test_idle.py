@@ -242,6 +242,7 @@ def test_an_idle_ray_job_is_stopped_with_its_cluster_and_how_to_go_on_is_said(
     assert f"ended RayJob ray/x; {resumed}" in said
 
 
+@pytest.mark.thorough
 def test_of_the_stacks_own_cluster_the_jobs_whose_every_pod_idles_are_stopped(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
