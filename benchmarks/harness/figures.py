@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from workloads.errors import PlaceError
+
 Record = dict[str, Any]
 
 
@@ -52,11 +54,18 @@ def read(file: Path) -> Record:
 
 
 def write(file: Path, found: Record) -> None:
-    """Replace a file of figures atomically."""
-    file.parent.mkdir(parents=True, exist_ok=True)
+    """Replace a file of figures atomically.
+
+    Raises:
+        PlaceError: it cannot be written there.
+    """
     partial = file.with_name(f".{file.name}.{os.getpid()}")
-    partial.write_text(json.dumps(found, indent=2) + "\n")
-    partial.replace(file)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_text(json.dumps(found, indent=2) + "\n")
+        partial.replace(file)
+    except OSError as error:
+        raise PlaceError(f"{file} cannot be written: {error.strerror}.", "Name another with --results.") from error
 
 
 def say(line: str) -> None:

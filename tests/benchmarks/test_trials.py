@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from benchmarks import collectives, lifecycles
-from benchmarks.harness.command import conclude
+from benchmarks.harness.command import conclude, exit_code
 from benchmarks.harness.trials import Trials
 from emulator.machine.state import CHECKOUT
 from tests.emulator.provider_client import Failed
@@ -84,9 +84,11 @@ def test_figures_are_kept_if_their_reader_leaves_before_the_end(tmp_path: Path) 
 
 def test_figures_that_cannot_be_written_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        conclude(tmp_path / "file" / "figures.json", {"lives": 7})
-    assert json.loads(capsys.readouterr().out) == {"lives": 7}
+    results = tmp_path / "file" / "figures.json"
+    assert exit_code(lambda: conclude(results, {"lives": 7})) == 8
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"lives": 7}
+    assert said.err.splitlines()[0] == f"error: {results} cannot be written: File exists."
 
 
 def test_a_part_of_the_lifecycles_is_kept_before_the_next_one_begins(
