@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from emulator.machine.state import CHECKOUT, State
-from policies.rules import BUCKET, BUDGET, CLUSTER, Resource
+from policies.rules import BUCKET, CLUSTER, Resource
 from tests.emulator import programs
 from tests.emulator.conftest import ControlPlane, Emulated, shell
-from tests.support.policy_breaks import BREAKS, KEPT, STRICT, Break, recorded
+from tests.support.policy_breaks import BREAKS, KEPT, STRICT, Break
 from tests.support.program import deploy_stack
 
 pytestmark = pytest.mark.emulated
@@ -54,19 +55,23 @@ def program(*resources: Resource) -> str:
     return "\n".join(["import pulumi", *lines, ""])
 
 
-@pytest.mark.parametrize("one", {one.policy: one for one in reversed(BREAKS)}.values(), ids=lambda one: one.policy)
-def test_a_preview_of_what_breaks_a_policy_fails_and_names_it(
-    bare_cluster: ControlPlane, checkout: Path, one: Break
+def test_a_preview_of_what_breaks_policies_fails_and_names_each_with_its_resource(
+    bare_cluster: ControlPlane, checkout: Path
 ) -> None:
     deployment = deploy_stack(KEPT)
-    asked = [one.of(deployment)]
-    asked += [recorded(deployment.only(type_)) for type_ in (CLUSTER, BUDGET) if type_ != one.type]
-    (checkout / "__main__.py").write_text(program(*asked))
+    breaks = {one.policy: one.of(deployment) for one in reversed(BREAKS)}
+    # Two of them break the cluster.
+    breaks = {policy: replace(one, name=policy) if one.type == CLUSTER else one for policy, one in breaks.items()}
+    (checkout / "__main__.py").write_text(program(*breaks.values()))
 
     status, said = pulumi(bare_cluster.state, checkout, f"preview -s local --policy-pack-config {STRICT}")
 
     assert status != 0, said
-    assert broken("mandatory", said) == {one.policy}, said
+    assert broken("mandatory", said) == breaks.keys(), said
+    named = dict(re.findall(r"\[mandatory\] ([\w-]+) \([^ ]+ ([\w-]+)\)", said))
+    of_the_stack = {policy for policy, name in named.items() if name == "broken-local"}
+    assert of_the_stack == {"budget", "gpu-nodes", "required-labels", "same-labels"}, said
+    assert {policy: breaks[policy].name for policy in breaks.keys() - of_the_stack}.items() <= named.items(), said
 
 
 def test_an_update_does_not_make_what_a_policy_refuses(bare_cluster: ControlPlane, checkout: Path) -> None:
