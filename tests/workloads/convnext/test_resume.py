@@ -65,23 +65,31 @@ def test_a_checkpoint_that_one_rank_cannot_read_is_passed_over_by_all(tmp_path: 
     assert said == [f"checkpoint {names[1]} is passed over: rank 1 cannot read it: a shard has another hash."]
 
 
-def unlike(training: tuple[int, int], validation: tuple[int, int], seat: Seat) -> str:
-    """What this rank of two says, given how many images each of them sees."""
-    try:
-        worker.check_same_data(Few(training[seat.rank]), Few(validation[seat.rank]))
-    except DataIntegrityError as error:
-        return error.problem
-    return ""
+ALIKE = (8, 8), (4, 4)
+"""How many images each rank of two sees for training, and how many for validation."""
+
+UNLIKE = ((8, 12), (4, 4)), ((8, 8), (4, 5))
+
+
+def compared(seat: Seat) -> list[str]:
+    """What this rank of two says where they see the same and where they do not."""
+    said = []
+    for training, validation in (ALIKE, *UNLIKE):
+        try:
+            worker.check_same_data(Few(training[seat.rank]), Few(validation[seat.rank]))
+            said.append("")
+        except DataIntegrityError as error:
+            said.append(error.problem)
+    return said
 
 
 @pytest.mark.thorough
 def test_ranks_that_do_not_see_the_same_data_say_so_before_they_wait_for_each_other() -> None:
-    assert gloo.together(2, partial(unlike, (8, 8), (4, 4))) == ["", ""]
-    for training, validation in (((8, 12), (4, 4)), ((8, 8), (4, 5))):
-        first, second = gloo.together(2, partial(unlike, training, validation))
-        assert first == second
+    first, second = gloo.together(2, compared)
+    assert first == second and first[0] == ""
+    for (training, validation), said in zip(UNLIKE, first[1:], strict=True):
         for images, held_out in zip(training, validation, strict=True):
-            assert f"{images} training images of 4 classes (['a', 'b', 'c', 'd']) and {held_out} validation" in first
+            assert f"{images} training images of 4 classes (['a', 'b', 'c', 'd']) and {held_out} validation" in said
 
 
 def test_where_no_checkpoint_is_good_for_every_rank_the_run_does_not_begin_anew(tmp_path: Path) -> None:
