@@ -44,8 +44,8 @@ SMOKE_RESULTS = RESULTS.with_stem("gpu-smoke")
 
 MODES: dict[str, dict[str, Any]] = {
     "bf16+compile": {"precision": "bf16", "compile": True},
-    "bf16+compile+autotune": {"precision": "bf16", "compile": True, "autotune": True},
     "bf16+compile, torch's kernels": {"precision": "bf16", "compile": True, "kernels": "torch"},
+    "bf16+compile+autotune": {"precision": "bf16", "compile": True, "autotune": True},
     "bf16": {"precision": "bf16", "compile": False},
     "tf32": {"precision": "tf32", "compile": False},
     "fp32": {"precision": "fp32", "compile": False},
