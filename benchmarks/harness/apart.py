@@ -38,6 +38,9 @@ def measured_apart(measure: Callable[..., Record], *arguments: object, seconds: 
             process.start()
             theirs.close()  # while this end is open, the death of the process goes unnoticed
             return ours.recv() if ours.poll(seconds) else None
+        except EOFError:
+            process.join(KILL_SECONDS)  # it is ending by itself: its own exit code says more than that it was killed
+            raise
         finally:
             _end(process)
     code = process.exitcode

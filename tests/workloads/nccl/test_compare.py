@@ -162,12 +162,16 @@ def test_the_command_prints_a_table_says_what_differs_and_fails_only_if_told_to(
     after = [replace(one, conditions=conditions(one.conditions.nodes, nccl="2.31.1")) for one in after[1:]]
     largest = format_size(after[0].rows[-1].size)
     after[0] = replace(after[0], rows=after[0].rows[:-1])
+    after = [replace(one, conditions=replace(one.conditions, own_calls=True)) for one in after]
     for name, found in (("a", before), ("b", after)):
         report.write([locate(tmp_path / name)], found)
+    older = tmp_path / "a" / "all_reduce.jsonl"
+    older.write_text(older.read_text().replace('"own_calls": false, ', ""))
     words = ["bench", "compare", str(tmp_path / "a"), str(tmp_path / "b" / "all_reduce.jsonl")]
     printed = cli(*words).out
     assert printed.count("slower by") == 9 and "(noise " in printed
     assert "# nccl: 2.30.4 in A, 2.31.1 in B" in printed
+    assert "out of place: after a copy that is not timed in A, NCCL's own calls in B" in printed
     assert "# all_reduce (float), node 0 only in A" in printed
     assert f"# all_reduce (float), {after[0].stage.name}: {largest} only in A" in printed
     assert "is slower than" in cli(*words, "--fail-on-regression", code=5).err

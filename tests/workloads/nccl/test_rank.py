@@ -148,8 +148,17 @@ def test_two_ranks_measure_between_two_network_namespaces_over_the_interface_tha
             ranks.append(process)
         assert ranks[0].stdout is not None
         port = ranks[0].stdout.readline()
-        said = [ranks[1].communicate(port, timeout=60), ranks[0].communicate(timeout=60)]
+        said = [_said(ranks[1], port), _said(ranks[0])]
         assert [out.split() for out, _ in said] == [[interface, "0", "True"]] * 2, said
+
+
+def _said(rank: subprocess.Popen[str], given: str | None = None) -> tuple[str, str]:
+    """Output and messages of a rank; of one that waits for a failed one, too, as the other's then say why."""
+    try:
+        return rank.communicate(given, timeout=60)
+    except subprocess.TimeoutExpired:
+        rank.kill()
+        return rank.communicate()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from workloads.nccl.definitions.bandwidth import Percentiles, Row, Timing, forma
 from workloads.nccl.definitions.collectives import Collective, Counts, Seat
 from workloads.nccl.definitions.data_pattern import DTYPES, NEVER, Data
 from workloads.nccl.definitions.stages import Stage
-from workloads.nccl.ranks import node_facts
+from workloads.nccl.ranks import node_facts, own_calls
 from workloads.nccl.results.measured import Conditions
 
 LEAST_ITERATIONS = 20
@@ -48,6 +48,9 @@ LINK_EXCHANGES = 7
 
 LINK_CALLS = 2 * (1 + LINK_EXCHANGES)
 """Calls in one round of exchanges: each after a barrier, and one more to connect."""
+
+_WATCHDOG_SECONDS = 5.0
+"""How much longer a wait lasts than a call may, so that torch's watchdog ends what hangs in a call of torch's."""
 
 _RESERVE_BYTES = 512 * 1024**2  # torch's and NCCL's own buffers beside ours
 
@@ -192,6 +195,7 @@ class Rank:
         self._data = Data.of(plan.collective.reduces, self._dtype, seat.ranks)
         self._device = torch.device("cpu")
         self._listener: socket.socket | None = None
+        self._own_call: own_calls.OwnCall | None = None
 
     def arrive(self) -> Facts:
         """Facts that this rank finds on its node, before any rank waits for another."""
@@ -216,12 +220,15 @@ class Rank:
             torch.cuda.set_device(self._device)
         timeout = timedelta(seconds=self._plan.timeout_seconds)
         process_group.join(self._seat.rank, self._seat.ranks, address, port, self._listener, timeout, self._device)
+        own = own_calls.communicator(self._device)
+        self._own_call = own and own.calls.get(self._plan.collective.name)
         # The ranks of a node share its memory where they have no GPU each; a size takes two buffers.
         free = self._free_bytes() // (1 if on_gpu else self._layout.ranks_per_node)
         return {
             "device": str(self._device),
             "accelerator": torch.cuda.get_device_name(self._device) if on_gpu else "",
             "room": max(0, (free - _RESERVE_BYTES) // 2),
+            "own_calls": own is not None,
         }
 
     def leave(self) -> None:
@@ -285,23 +292,33 @@ class Rank:
         return [(pair, median(seconds[1:])) for pair, seconds in taken.items()]  # the first one connects
 
     def _call(self, source: Tensor, target: Tensor) -> None:
-        self._plan.collective.prepare(source, target, self._seat)
-        self._plan.collective.run(source, target, self._seat)
+        self._prepare(source, target)
+        self._run(source, target)
+
+    def _prepare(self, source: Tensor, target: Tensor) -> None:
+        """Copy what a call of torch's is to change in place."""
+        if self._own_call is None:
+            self._plan.collective.prepare(source, target, self._seat)
+
+    def _run(self, source: Tensor, target: Tensor) -> None:
+        if self._own_call is None or source is target:
+            self._plan.collective.run(source, target, self._seat)
+        else:
+            self._own_call(source, target)
 
     def _back_to_back(self, source: Tensor, target: Tensor, calls: int) -> float:
-        """Seconds of so many calls, without what precedes a call that is in torch in place only."""
-        collective, seat = self._plan.collective, self._seat
-        if source is target or not collective.copies:
+        """Seconds of so many calls, without the copies before calls that torch has in place only."""
+        if source is target or not self._plan.collective.copies or self._own_call is not None:
             began = time.perf_counter()
             for _ in range(calls):
-                collective.run(source, target, seat)
+                self._run(source, target)
             self._synchronize()
             return time.perf_counter() - began
         spans = []
         for _ in range(calls):
-            collective.prepare(source, target, seat)
+            self._prepare(source, target)
             begun = self._moment()
-            collective.run(source, target, seat)
+            self._run(source, target)
             spans.append((begun, self._moment()))
         self._synchronize()
         return sum(_seconds(*span) for span in spans)
@@ -342,6 +359,7 @@ class Rank:
         target.fill_(NEVER)
         self._data.fill(source, self._seat.rank)
         self._call(source, target)
+        self._synchronize()
         if in_place and not collective.in_place:
             return None
         return self._data.count_wrong(target, collective.expected(self._seat, elements))
@@ -350,11 +368,11 @@ class Rank:
         number = self._plan.iterations or _fitting(self._plan.seconds / 2, expected, LEAST_CALLS, MOST_CALLS)
         taken = []
         for _ in range(number):
-            self._plan.collective.prepare(source, target, self._seat)
+            self._prepare(source, target)
             self._synchronize()
             self._agree(0.0)
             began = time.perf_counter()
-            self._plan.collective.run(source, target, self._seat)
+            self._run(source, target)
             self._synchronize()
             taken.append(time.perf_counter() - began)
         return tuple(taken)
@@ -367,8 +385,20 @@ class Rank:
         return int(tensor.item()) / 1e9
 
     def _synchronize(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        """Wait until the device has done what it was given.
+
+        Raises:
+            TimeoutError: it takes longer than a call may hang; torch's watchdog sees none of NCCL's own calls.
+        """
+        if self._device.type != "cuda":
+            return
+        done = torch.cuda.Event()
+        done.record()
+        limit = self._plan.timeout_seconds + _WATCHDOG_SECONDS
+        began = time.monotonic()
+        while not done.query():
+            if time.monotonic() - began > limit:
+                raise TimeoutError(f"{self._plan.collective.name} did not end within {limit:.0f} s")
 
     def _free_bytes(self) -> int:
         if self._device.type == "cuda":
@@ -450,4 +480,5 @@ def conditions_of(
         gpus_per_node=layout.gpus_per_node,
         rdma_nics=nics,
         promised_rdma=nics > 0,
+        own_calls=facts[0]["own_calls"],
     )

@@ -433,6 +433,8 @@ def _differences(old: Conditions, new: Conditions) -> Iterator[str]:
             yield f"{name}: {old.versions.get(name, 'none')} in A, {new.versions.get(name, 'none')} in B"
     if old.image != new.image:
         yield f"image: {old.image or 'none'} in A, {new.image or 'none'} in B"
+    if old.own_calls != new.own_calls:
+        yield f"all_reduce and broadcast out of place: {old.out_of_place()} in A, {new.out_of_place()} in B"
     for name in sorted({*old.variables, *new.variables}):
         if old.variables.get(name) != new.variables.get(name):
             yield f"{name}={old.variables.get(name, '')} in A, {name}={new.variables.get(name, '')} in B"

@@ -45,6 +45,8 @@ class Conditions:
     """torch, CUDA, NCCL, Ray, Python."""
     variables: Mapping[str, str]
     """NCCL_, GLOO_ and OMP_ variables of rank 0."""
+    own_calls: bool = False
+    """Whether all_reduce and broadcast out of place are NCCL's own calls, not torch's in place after a copy."""
 
     def lines(self) -> list[str]:
         """The table's head for people."""
@@ -54,8 +56,12 @@ class Conditions:
             f"# {self.op}: {self.where()}",
             f"# {versions}",
             f"# time: mean of calls back to back, {rank}; GB is 10^9 bytes",
-            "# all_reduce and broadcast out of place: after a copy that is not timed, as torch has them in place only",
+            f"# all_reduce and broadcast out of place: {self.out_of_place()}, as torch has them in place only",
         ]
+
+    def out_of_place(self) -> str:
+        """How all_reduce and broadcast are called out of place."""
+        return "NCCL's own calls" if self.own_calls else "after a copy that is not timed"
 
     def where(self) -> str:
         """Nodes, ranks and what they ran on, in a few words."""

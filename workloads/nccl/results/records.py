@@ -231,7 +231,8 @@ def _assemble(parsed: Sequence[dict[str, Any]], source: str) -> Results:
 
 
 def _conditions(record: dict[str, Any]) -> Conditions:
-    values: dict[str, Any] = {one.name: record[one.name] for one in fields(Conditions)}
+    values: dict[str, Any] = {one.name: record[one.name] for one in fields(Conditions) if one.name != "own_calls"}
+    values["own_calls"] = record.get("own_calls", False)  # older results have no such field
     values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     return Conditions(**values)
 
