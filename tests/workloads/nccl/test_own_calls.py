@@ -77,6 +77,7 @@ def test_a_rank_makes_nccl_s_own_calls_out_of_place_alone_and_without_a_copy(
     monkeypatch.setattr(
         own_calls, "communicator", lambda device: SimpleNamespace(calls={"all_reduce": own, "broadcast": own})
     )
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")  # else `join` says so, to every process after this test as well
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     plan = replace(gloo.plan(iterations=5, blocking=True), warmup=3)
     rank = Rank(Seat(rank=0, ranks=1, stride=1), Layout(nodes=1, ranks_per_node=1, gpus_per_node=0), plan, log={})
