@@ -253,6 +253,13 @@ def test_the_space_to_copy_is_one() -> None:
     assert len(found.sample(20, seed=0)) == 20
 
 
+def test_a_field_that_stands_twice_in_a_space_file_is_named_with_its_lines(tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    file.write_text("seed: [1, 2]\nepochs: [3]\nseed: [4]\n")
+    with pytest.raises(UsageError, match="cannot be read: seed stands twice, on line 1 and on line 3"):
+        space.read(file)
+
+
 def test_a_space_file_has_a_name_that_travels_with_a_job(tmp_path: Path) -> None:
     (tmp_path / "space.txt").touch()
     for name, message in (("space.txt", "must end in one of .yaml"), ("absent", "No such file")):

@@ -162,6 +162,20 @@ class Space:
         return trials
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key stands once: of two that are alike, the first one's values would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in lines:
+                twice = f"{key.value} stands twice, on line {lines[key.value]} and on line {line}"
+                raise yaml.constructor.ConstructorError(problem=twice)
+            lines[key.value] = line
+        return super().construct_mapping(node, deep)
+
+
 def read(path: Path) -> Any:
     """The content of a space file.
 
@@ -172,7 +186,8 @@ def read(path: Path) -> Any:
         raise UsageError(f"--space is {path}; its name must end in one of {', '.join(SUFFIXES)}.", "Rename the file.")
     try:
         # What JSON cannot hold, such as a list that holds itself, is no space.
-        return json.loads(json.dumps(yaml.safe_load(path.read_text(encoding="utf-8")), default=str))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        return json.loads(json.dumps(content, default=str))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UsageError(f"--space {path} cannot be read: {reason}.", "Name a YAML or JSON file.") from error
