@@ -94,7 +94,7 @@ class OnGpu:
     def join(self) -> list[dict[str, Any]]:
         same = {"host": "a", "pid": 1, "versions": {"nccl": "2.28.9"}, "device": "cuda:0", "accelerator": "NVIDIA H200"}
         variables = [{**one_gpu_ranks.environment(rank), **log} for rank, log in enumerate(self.logs)]
-        return [{**same, "variables": own, "room": self.room} for own in variables]
+        return [{**same, "variables": own, "room": self.room, "own_calls": False} for own in variables]
 
     def ask(self, method: str, *arguments: object) -> list[Sample]:
         if method in ("measure", "call"):

@@ -156,7 +156,7 @@ class Pretended(Rank):
         with open(os.environ["NCCL_DEBUG_FILE"], "w") as log:
             if "NET" in os.environ["NCCL_DEBUG_SUBSYS"]:
                 log.write(f"node:1:2 [{self._seat.rank}] NCCL INFO Using network gIB\\n")
-        return {"device": f"cuda:{gpu}", "accelerator": "none", "room": 1 << 30}
+        return {"device": f"cuda:{gpu}", "accelerator": "none", "room": 1 << 30, "own_calls": False}
 
     def measure(self, size, in_place):
         self._write(size, dies=WITHIN == "measure")

@@ -310,7 +310,15 @@ def test_of_pairs_the_largest_sizes_alone_are_measured_unless_sizes_were_asked_f
     nodes: tuple[int, ...], shorten: bool, last: tuple[int, ...]
 ) -> None:
     stage = Stage(name="some", nodes=nodes)
-    facts = {"host": "a", "device": "cpu", "accelerator": "", "versions": {}, "variables": {}, "room": 1 << 40}
+    facts = {
+        "host": "a",
+        "device": "cpu",
+        "accelerator": "",
+        "versions": {},
+        "variables": {},
+        "room": 1 << 40,
+        "own_calls": False,
+    }
     ranks: Any = SimpleNamespace(
         layout=Layout(nodes=3, ranks_per_node=1, gpus_per_node=0),
         plan=replace(gate.PLAN, links=False),
